@@ -1,0 +1,46 @@
+# Everything a newcomer needs, and nothing installed outside .venv.
+#   make demo    the main job on MovieLens-100k, end to end
+#   make test    lint, types and tests (integration tests against real servers included)
+#
+# TORCH_INDEX=<url>   take torch from this package index (for example PyTorch's CPU index); default: plain pip
+# KAFKA_HOME=<dir>    use this unpacked Apache Kafka 4.x as the broker
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test lint format unit clean
+
+help:
+	@sed -n '2,8s/^# \{0,1\}//p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed (PYTHON=... chooses one)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/python -m replay demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest -q
+
+test: lint unit
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .freshet reports build dist *.egg-info

@@ -1,0 +1,1 @@
+"""What is learned, and nothing else: no clock, no files, no environment, no network."""

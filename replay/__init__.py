@@ -1,0 +1,1 @@
+"""Traffic: streams data sets into Kafka as events."""

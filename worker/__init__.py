@@ -1,0 +1,1 @@
+"""The long-running process: reads events, keeps the model, publishes vectors."""
