@@ -1,4 +1,4 @@
-"""The worker's settings: from the environment (`FRESHET_KAFKA__TOPICS=…`) or an env file, nested and frozen."""
+"""The worker's settings: from the environment (`FRESHET_KAFKA__TOPICS=…`) or an env file; frozen."""
 
 from datetime import datetime
 from pathlib import Path
