@@ -1,0 +1,54 @@
+"""Real servers for the tests, started only when a test asks for one."""
+
+import itertools
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+
+from replay.local_stack import Broker, RedisServer, create_topic, start_broker, start_redis
+
+_names = itertools.count()
+
+
+def broker_kind() -> str:
+    """What `broker` will be: Apache Kafka where KAFKA_HOME is set, else the broker of the noida-db wheel."""
+    return "kafka" if os.environ.get("KAFKA_HOME") else "noida"
+
+
+@pytest.fixture(scope="session", params=[broker_kind()])
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One broker for the whole session; a test that breaks brokers starts its own."""
+    with start_broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis for the whole session; a test that breaks Redis starts its own."""
+    with start_redis(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+def redis_client(redis_server: RedisServer) -> Iterator[Redis]:
+    """A client (bytes in and out) of an empty database."""
+    with Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def redis_url(redis_client: Redis, redis_server: RedisServer) -> str:
+    """The URL of an empty database."""
+    return redis_server.url
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    """A fresh topic with one partition."""
+    name = f"clicks-{next(_names)}-{uuid.uuid4().hex[:8]}"
+    create_topic(broker.bootstrap_servers, name)
+    return name
