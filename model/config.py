@@ -16,18 +16,11 @@ class ModelConfig(BaseModel):
     seen_items: int = Field(
         1000, ge=1, le=32_000, description="newest clicks of a user that are never recommended again"
     )
-    user_capacity: int = Field(
-        1_000_000, ge=1, description="users kept; past it the least recently active are evicted"
-    )
-    item_capacity: int = Field(
-        100_000, ge=1, description="items kept; past it the least recently clicked are evicted"
-    )
-    min_item_clicks: int = Field(1, ge=1, description="clicks before an item gets a row")
+    user_capacity: int = Field(1_000_000, ge=1, description="users kept; past it the least recently active are evicted")
+    item_capacity: int = Field(100_000, ge=1, description="items kept; past it the least recently clicked are evicted")
 
     batch_size: int = Field(128, ge=1, le=65_536, description="events in one optimizer step")
-    micro_batch_size: int = Field(
-        0, ge=0, description="samples on the device at once; 0 = the whole mini-batch"
-    )
+    micro_batch_size: int = Field(0, ge=0, description="samples on the device at once; 0 = the whole mini-batch")
     replay: int = Field(2, ge=0, le=16, description="past events learned again beside each new one")
     replay_mean_age: int = Field(10_000, ge=1, description="mean age in events of what is replayed")
     negatives: int = Field(512, ge=1, le=65_536, description="sampled negatives shared by a mini-batch")
@@ -35,10 +28,9 @@ class ModelConfig(BaseModel):
         0.75, ge=0, le=1, description="negatives are drawn by clicks to this power, logQ-corrected"
     )
     learning_rate: float = Field(0.1, gt=0, description="row-wise Adagrad, embeddings")
+    init_std: float = Field(0.1, ge=0, description="spread of a new embedding's components")
     dense_learning_rate: float = Field(1e-3, gt=0, description="Adam, dense weights")
-    popularity_half_life: int = Field(
-        10_000, ge=1, description="half-life of a click's popularity, in events"
-    )
+    popularity_half_life: int = Field(10_000, ge=1, description="half-life of a click's popularity, in events")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of every random choice")
 
     @model_validator(mode="after")

@@ -1,0 +1,329 @@
+"""The learner: owns all learned state.
+
+Two paths. `observe` is the fast one: an event gets its rows and enters its user's history, and the user's vector
+can be made anew at once. `learn` is the slow one, at the end of each mini-batch: score its events, count them,
+take one optimizer step. An event waits for it as (user, position), which names the history before the event;
+so each is scored with the history up to the event before it and with the weights of the last finished
+mini-batch, however events were grouped.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model.batch import Bool, EventBatch, Float32, Int32, Int64, PastEvents, TrainingBatch, joined
+from model.config import ModelConfig
+from model.families import FAMILIES
+from model.history import ClickLog
+from model.id_table import IdTable
+from model.kernels import compacted
+from model.metrics import Prequential
+from model.popularity import Popularity
+from model.ranking import rank
+from model.sampling import NegativeSampler, ReplayBuffer, block_seen, generator
+from model.state import State
+
+NEVER = np.iinfo(np.int64).max
+EVICTED_AT_ONCE = 0.01  # of the capacity: a full table is not searched for each new id
+
+
+@dataclass(slots=True)
+class Observed:
+    """What `observe` changed, for whoever publishes it."""
+
+    touched: list[Int32] = field(default_factory=list)  # user rows, in order, repeated where clicked again
+    evicted_users: list[tuple[Int32, list[str]]] = field(default_factory=list)  # rows and whose they were
+    evicted_items: list[tuple[Int32, list[str]]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """Sums over the steps since they were last taken. Tensors, so that no step waits for the device."""
+
+    steps: int = 0
+    loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    skipped: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    out_of_memory: int = 0
+
+
+class OnlineLearner:
+    """Histories, tables, metrics and the filling mini-batch; test-then-train, one event after the other."""
+
+    def __init__(
+        self, config: ModelConfig, device: torch.device, *, ranked_share: float = 1.0, window: int = 10_000
+    ) -> None:
+        self.config, self.device = config, device
+        self.users, self.items = IdTable(config.user_capacity), IdTable(config.item_capacity)
+        self.log = ClickLog(config.seen_items)
+        self.family = FAMILIES[config.family](config, device)
+        self.popularity = Popularity(config.popularity_half_life)
+        self.sampler = NegativeSampler(config.negative_power)
+        self.replay = ReplayBuffer(config.replay_mean_age)
+        self.metrics = Prequential(window)
+        self.first_seen = np.full(1024, NEVER, np.int64)  # by item row: number of the event it appeared with
+        self.events = 0  # ever handed to `observe`
+        self.steps = 0
+        self.micro_batch_size = config.micro_batch_size or config.batch_size * (1 + config.replay)
+        self.figures = StepFigures()
+        self._ranked_share = ranked_share
+        self._pending = _Pending(config.batch_size)
+
+    @property
+    def pending(self) -> int:
+        """Events in the filling mini-batch."""
+        return len(self._pending)
+
+    # --- the fast path -------------------------------------------------------------------------------------
+
+    def observe(self, events: EventBatch) -> Observed:
+        """Take `events` in order; learns whenever a mini-batch is full."""
+        changes = Observed()
+        for part in self._parts(events, changes):
+            self._observe(part, changes)
+            if self._pending.full:
+                self.learn()
+        return changes
+
+    def _parts(self, events: EventBatch, changes: Observed) -> Iterator[EventBatch]:
+        """Cut `events` where a mini-batch ends or a table is full; evicts in between."""
+        start = 0
+        while start < len(events):
+            part = events.part(start, start + self._pending.room)
+            fitting = min(_fitting(self.users, part.users), _fitting(self.items, part.items))
+            if fitting < len(part):
+                part = part.part(0, fitting)
+            if len(part):
+                yield part
+            if fitting < self._pending.room and start + fitting < len(events):
+                self._evict(changes)
+            start += fitting
+
+    def _observe(self, events: EventBatch, changes: Observed) -> None:
+        sequence = np.arange(self.events + 1, self.events + len(events) + 1)
+        self.events += len(events)
+        users, items = self.users.admit(events.users), self.items.admit(events.items)
+        self._grow()
+        self.users.touch(users, sequence)
+        self.items.touch(items, sequence)
+        np.minimum.at(self.first_seen, items, sequence)
+        positions = self.log.append(users, items, events.observe)
+        self._pending.add(PastEvents(users, items, positions, events.weights, sequence))
+        changes.touched.append(users[events.observe])
+
+    def _grow(self) -> None:
+        users, items = self.users.rows, self.items.rows
+        self.log.grow(users)
+        self.family.grow(users, items)
+        self.popularity.grow(items)
+        self.sampler.grow(items)
+        if items > len(self.first_seen):
+            more = max(items, 2 * len(self.first_seen)) - len(self.first_seen)
+            self.first_seen = np.concatenate([self.first_seen, np.full(more, NEVER)])
+
+    def _evict(self, changes: Observed) -> None:
+        """Make room where there is none. What is pending was used last, so it is never evicted."""
+        for table, gone in ((self.users, changes.evicted_users), (self.items, changes.evicted_items)):
+            if table.room == 0:
+                count = max(1, int(table.capacity * EVICTED_AT_ONCE))
+                rows = table.least_recently_used(count)
+                gone.append((rows, table.evict(rows)))
+                self._forget_users(rows) if table is self.users else self._forget_items(rows)
+
+    def _forget_users(self, rows: Int32) -> None:
+        """Reset everything that refers to user `rows`, before they are handed out again."""
+        self.log.forget_users(rows)
+        self.replay.forget_users(_flags(rows, self.users.rows))
+        self.family.reset_users(rows)
+
+    def _forget_items(self, rows: Int32) -> None:
+        """Reset everything that refers to item `rows`, before they are handed out again."""
+        self.log.forget_items(rows, self.items.rows)
+        self.replay.forget_items(_flags(rows, self.items.rows))
+        self.popularity.forget(rows)
+        self.sampler.forget(rows)
+        self.first_seen[rows] = NEVER
+        self.family.reset_items(rows)
+
+    def user_vectors(self, rows: Int32) -> Float32:
+        """Vectors (n, dim) of user rows, from their newest clicks."""
+        return self._user_vectors(rows, self.log.newest(rows, self.config.history)).cpu().numpy()
+
+    def item_vectors(self) -> Float32:
+        """Vectors (rows, dim) of all item rows; row 0 is nobody's."""
+        return self.family.item_vectors(slice(0, self.items.rows)).cpu().numpy()
+
+    def _user_vectors(self, users: Int32, history: Int32) -> torch.Tensor:
+        return self.family.user_vectors(self._tensor(users), self._tensor(history))
+
+    # --- the slow path -------------------------------------------------------------------------------------
+
+    def learn(self) -> None:
+        """Score and learn the filling mini-batch, full or not. In this order:
+
+        1. rank each event among the items that were there and unseen, by the model and by popularity;
+        2. count the events' items; 3. one optimizer step, replayed events beside; 4. keep the events for replay.
+        """
+        events = self._pending.take()
+        if not len(events):
+            return
+        seen = self.log.before(events.users, events.positions)
+        self._rank(events, seen)
+        positive = events.weights > 0
+        self.sampler.count(events.items[positive])
+        self._step(events)
+        self.replay.add(events.where(events.weights != 0))
+
+    def _rank(self, events: PastEvents, seen: tuple[Int32, Int64]) -> None:
+        positive = events.weights > 0
+        # Spread evenly by the golden ratio: the same events are ranked however they were grouped.
+        ranked = positive & ((events.sequence * 0.6180339887498949) % 1.0 < self._ranked_share)
+        first_seen = self.first_seen[: self.items.rows]
+        popular = self.popularity.rank_and_add(events.items, positive, events.sequence, first_seen, seen, ranked)
+        if ranked.any():
+            users = self._user_vectors(
+                events.users, self.log.window(events.users, events.positions, self.config.history)
+            )
+            items = self.family.item_vectors(slice(0, self.items.rows))
+            ranks = rank(users, items, events, self._tensor(first_seen), seen)
+            self.metrics.add(ranks[ranked], popular[ranked])
+
+    def _step(self, events: PastEvents) -> None:
+        rng = generator(self.config.seed, "step", self.steps)
+        batch = self._training_batch(events, rng)
+        self.steps += 1
+        while True:
+            try:
+                loss, finite = self.family.step(batch, self.micro_batch_size)
+                break
+            except torch.OutOfMemoryError:
+                if self.micro_batch_size == 1:
+                    raise
+                self._shrink_micro_batch(len(batch))
+        self.figures.steps += 1
+        self.figures.loss = self.figures.loss.to(self.device) + torch.where(finite, loss, 0.0)
+        self.figures.skipped = self.figures.skipped.to(self.device) + (~finite).float()
+
+    def _shrink_micro_batch(self, samples: int) -> None:
+        self.figures.out_of_memory += 1
+        self.micro_batch_size = max(1, min(self.micro_batch_size, samples) // 2)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _training_batch(self, events: PastEvents, rng: np.random.Generator) -> TrainingBatch:
+        """The events and, beside them, replayed ones; negatives shared by all."""
+        old = self.replay.draw(self.config.replay * len(events), rng)
+        both = joined([events, old])
+        negatives = self.sampler.draw(self.config.negatives, rng)
+        history = self.log.window(both.users, both.positions, self.config.history)
+        blocked = np.zeros((len(both), len(negatives)), np.bool_)
+        seen = self.log.before(both.users, self.log.count[both.users])
+        block_seen(negatives, both.items, *seen, self.items.rows, blocked)
+        blocked |= negatives == 0
+        everything = np.concatenate([history.reshape(-1), both.items, negatives])
+        item_rows, local = compacted(everything, self.items.rows)
+        user_rows, users = compacted(both.users, self.users.rows)
+        shape = (history.size, history.size + len(both))
+        return TrainingBatch(
+            user_rows=self._tensor(user_rows),
+            item_rows=self._tensor(item_rows),
+            users=self._tensor(users),
+            history=self._tensor(local[: shape[0]].reshape(history.shape)),
+            present=self._tensor(history > 0),
+            positives=self._tensor(local[shape[0] : shape[1]]),
+            positive_log_q=self._tensor(self.sampler.log_expected(both.items, len(negatives))),
+            negatives=self._tensor(local[shape[1] :]),
+            negative_log_q=self._tensor(self.sampler.log_expected(negatives, len(negatives))),
+            blocked=self._tensor(blocked),
+            weights=self._tensor(both.weights),
+        )
+
+    # --- all of it, to be saved ----------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """A copy of everything that shapes later output: tensors and plain data that `load` takes."""
+        users, items = self.users.rows, self.items.rows
+        pending = self._pending.columns()
+        return {
+            "users": self.users.state(),
+            "items": self.items.state(),
+            "log": self.log.state(users),
+            "family": self.family.state(users, items),
+            "popularity": self.popularity.state(items),
+            "sampler": self.sampler.state(items),
+            "replay": self.replay.state(),
+            "metrics": self.metrics.state(),
+            "first_seen": torch.from_numpy(self.first_seen[:items].copy()),
+            "pending": {n: torch.from_numpy(getattr(pending, n).copy()) for n in PastEvents.__slots__},
+            "events": self.events,
+            "steps": self.steps,
+        }
+
+    def load(self, state: State) -> None:
+        """Become the learner whose `state` this is; the settings must be those it was made with."""
+        for name in ("users", "items", "log", "family", "popularity", "sampler", "replay", "metrics"):
+            getattr(self, name).load(state[name])
+        self.events, self.steps = state["events"], state["steps"]
+        self.first_seen = state["first_seen"].numpy().copy()
+        self._pending = _Pending(self.config.batch_size)
+        self._pending.add(PastEvents(*(state["pending"][n].numpy().copy() for n in PastEvents.__slots__)))
+        self._grow()
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+
+def _fitting(table: IdTable, ids: list[str]) -> int:
+    """How many of `ids`, from the first on, the table has room for."""
+    if table.room >= len(ids) or table.new_ids(ids) <= table.room:
+        return len(ids)
+    new: set[str] = set()
+    for n, external in enumerate(ids):
+        if table.lookup([external])[0] == 0:
+            new.add(external)
+            if len(new) > table.room:
+                return n
+    return len(ids)
+
+
+def _flags(rows: Int32, size: int) -> Bool:
+    flags = np.zeros(size, np.bool_)
+    flags[rows] = True
+    return flags
+
+
+class _Pending:
+    """The filling mini-batch."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._parts: list[PastEvents] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def room(self) -> int:
+        return self._size - self._count
+
+    @property
+    def full(self) -> bool:
+        return self._count >= self._size
+
+    def add(self, events: PastEvents) -> None:
+        self._parts.append(events)
+        self._count += len(events)
+
+    def take(self) -> PastEvents:
+        """Everything, in order; empty afterwards."""
+        events = self.columns()
+        self._parts, self._count = [], 0
+        return events
+
+    def columns(self) -> PastEvents:
+        """Everything, in order."""
+        return joined(self._parts)

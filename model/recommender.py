@@ -1,0 +1,161 @@
+"""What every model family is: tables of embeddings, dense weights, and two vectors whose dot product is the score."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from model.batch import Int32, TrainingBatch
+from model.config import ModelConfig
+from model.losses import sampled_softmax, weighted
+from model.state import State
+from model.tables import EmbeddingTable
+
+Leaves = dict[str, Tensor]
+
+
+class Recommender(ABC):
+    """A family: how a user's vector is made. Items are rows of the table "items" with a bias each.
+
+    Published vectors are [user, 1] and [item, bias], so their dot product is the whole score.
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[bool] = True  # the dot product of the published vectors is the family's score
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.item_tables = {
+            "items": self._table("items", config.dim, config.init_std),
+            "bias": self._table("bias", 1, 0.0),
+        }
+        self.user_tables: dict[str, EmbeddingTable] = {}
+        self.dense: nn.Module = nn.Module()
+        self._adam: torch.optim.Optimizer | None = None
+
+    @property
+    def dim(self) -> int:
+        """Width of the published vectors."""
+        return self.config.dim + 1
+
+    @abstractmethod
+    def represent(self, tables: Leaves, users: Tensor, history: Tensor, present: Tensor) -> Tensor:
+        """What stands for the users (B, d): from rows `users` (B,) and `history` (B, L) into `tables`."""
+
+    def score(self, tables: Leaves, users: Tensor, items: Tensor) -> Tensor:
+        """Scores (B, n) of item rows `items` (n,) for represented `users` (B, d)."""
+        return users @ tables["items"][items].T + tables["bias"][items, 0]
+
+    def grow(self, user_rows: int, item_rows: int) -> None:
+        """Hold at least so many rows."""
+        for table in self.user_tables.values():
+            table.grow(user_rows)
+        for table in self.item_tables.values():
+            table.grow(item_rows)
+
+    def reset_users(self, rows: Int32) -> None:
+        """Make user rows as good as new."""
+        for table in self.user_tables.values():
+            table.reset(rows)
+
+    def reset_items(self, rows: Int32) -> None:
+        """Make item rows as good as new."""
+        for table in self.item_tables.values():
+            table.reset(rows)
+
+    @torch.no_grad()
+    def user_vectors(self, users: Tensor, history: Tensor) -> Tensor:
+        """Vectors (B, dim) of user rows (B,) with histories (B, L) of item rows, 0 = none."""
+        vectors = self.represent(self._weights(), users, history, history > 0).float()
+        return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], dim=1)
+
+    @torch.no_grad()
+    def item_vectors(self, rows: slice | Tensor) -> Tensor:
+        """Vectors (n, dim) of item rows."""
+        return torch.cat([self.item_tables["items"].weight[rows], self.item_tables["bias"].weight[rows]], dim=1)
+
+    def losses(self, tables: Leaves, batch: TrainingBatch) -> Tensor:
+        """One loss a sample (B,)."""
+        users = self.represent(tables, batch.users, batch.history, batch.present)
+        positive = (users * tables["items"][batch.positives]).sum(1) + tables["bias"][batch.positives, 0]
+        negative = self.score(tables, users, batch.negatives)
+        losses = sampled_softmax(positive, negative, batch.positive_log_q, batch.negative_log_q, batch.blocked)
+        return weighted(losses, positive, batch.weights)
+
+    def step(self, batch: TrainingBatch, micro_batch_size: int) -> tuple[Tensor, Tensor]:
+        """One optimizer step, accumulated over micro-batches; returns (loss (), finite ()), both on the device.
+
+        A step whose loss or gradient is not finite changes nothing. Raises torch.OutOfMemoryError before anything
+        has changed, so that the caller can try again with smaller micro-batches and get the same gradient.
+        """
+        leaves = self._leaves(batch)
+        parameters = [*leaves.values(), *self.dense.parameters()]
+        for parameter in parameters:
+            parameter.grad = None
+        loss = torch.zeros((), device=self.device)
+        for start in range(0, len(batch), micro_batch_size):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                part = self.losses(leaves, batch.part(start, start + micro_batch_size)).sum() / len(batch)
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+        finite = torch.isfinite(loss)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                finite = finite & torch.isfinite(parameter.grad).all()
+        self._apply(batch, leaves, finite)
+        return loss, finite
+
+    def state(self, user_rows: int, item_rows: int) -> State:
+        """Tensors and plain data that `load` takes."""
+        return {
+            "users": {name: table.state(user_rows) for name, table in self.user_tables.items()},
+            "items": {name: table.state(item_rows) for name, table in self.item_tables.items()},
+            "dense": {k: v.detach().cpu().clone() for k, v in self.dense.state_dict().items()},
+            "adam": self._optimizer_state(),
+        }
+
+    def load(self, state: State) -> None:
+        """Become the family whose `state` this is."""
+        for name, table in self.user_tables.items():
+            table.load(state["users"][name])
+        for name, table in self.item_tables.items():
+            table.load(state["items"][name])
+        self.dense.load_state_dict(state["dense"])
+        self._adam = None
+        if state["adam"]:
+            self._optimizer().load_state_dict(state["adam"])
+
+    def _table(self, name: str, width: int, init_std: float) -> EmbeddingTable:
+        return EmbeddingTable(name, width, init_std, self.config.learning_rate, self.config.seed, self.device)
+
+    def _weights(self) -> Leaves:
+        return {name: table.weight for name, table in (self.user_tables | self.item_tables).items()}
+
+    def _leaves(self, batch: TrainingBatch) -> Leaves:
+        users = {name: table.gather(batch.user_rows) for name, table in self.user_tables.items()}
+        return users | {name: table.gather(batch.item_rows) for name, table in self.item_tables.items()}
+
+    @torch.no_grad()
+    def _apply(self, batch: TrainingBatch, leaves: Leaves, finite: Tensor) -> None:
+        for tables, rows in ((self.user_tables, batch.user_rows), (self.item_tables, batch.item_rows)):
+            for name, table in tables.items():
+                if (gradient := leaves[name].grad) is not None:
+                    table.apply(rows, gradient, finite)
+        if any(True for _ in self.dense.parameters()):
+            adam = self._optimizer()
+            # The fused optimizer skips its step by itself where `found_inf` is 1: no look at the device is needed.
+            adam.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            adam.step()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        if self._adam is None:
+            self._adam = torch.optim.Adam(self.dense.parameters(), lr=self.config.dense_learning_rate, fused=True)
+        return self._adam
+
+    def _optimizer_state(self) -> State:
+        if self._adam is None:
+            return {}
+        state = self._adam.state_dict()
+        moments = {k: {n: t.cpu().clone() for n, t in s.items()} for k, s in state["state"].items()}
+        return {"state": moments, "param_groups": state["param_groups"]}
