@@ -11,11 +11,21 @@ class Keys:
 
     prefix: str = "rec"
 
+    @property
+    def users(self) -> str:
+        """What comes before a user's id."""
+        return f"{self.prefix}:user:"
+
+    @property
+    def items(self) -> str:
+        """What comes before an item's id."""
+        return f"{self.prefix}:item:"
+
     def user(self, user_id: str) -> str:
-        return f"{self.prefix}:user:{user_id}"
+        return self.users + user_id
 
     def item(self, item_id: str) -> str:
-        return f"{self.prefix}:item:{item_id}"
+        return self.items + item_id
 
     @property
     def meta(self) -> str:
@@ -32,3 +42,14 @@ class Keys:
     @property
     def stats(self) -> str:
         return f"{self.prefix}:stats"
+
+    @property
+    def claim(self) -> str:
+        """The newest worker that waits to claim again, after the claim itself was lost; short-lived."""
+        return f"{self.prefix}:claim"
+
+    @property
+    def pattern(self) -> str:
+        """Glob of every key under the prefix, for SCAN."""
+        escaped = "".join(f"\\{char}" if char in r"*?[]\^" else char for char in self.prefix)
+        return f"{escaped}:*"

@@ -1,0 +1,73 @@
+"""How this project talks to Redis: explicit limits, no hidden retries, errors told apart."""
+
+from typing import Any
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
+from redis.retry import Retry
+
+from worker.redact import mask_url
+from worker.settings import RedisSettings
+
+# The first that fits. Subclasses come before their bases.
+_KINDS: tuple[tuple[type[RedisError], str], ...] = (
+    (ReadOnlyError, "readonly"),
+    (BusyLoadingError, "loading"),
+    (OutOfMemoryError, "oom"),
+    (AuthenticationError, "auth"),
+    (NoPermissionError, "noperm"),
+    (MasterDownError, "masterdown"),
+    (MovedError, "cluster"),
+    (ClusterError, "cluster"),
+    (TimeoutError, "timeout"),
+    (ConnectionError, "connection"),
+)
+
+
+def connect(settings: RedisSettings) -> Redis:
+    """A client (bytes in and out) that opens its connection at the first call and never retries by itself.
+
+    One call is bounded by `timeout_s` for the connection and for each wait on the socket.
+    """
+    url = settings.url.get_secret_value()
+    options: dict[str, Any] = {
+        "socket_timeout": settings.timeout_s,
+        "socket_connect_timeout": settings.timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        # RESP2 and no CLIENT commands: nothing that an old server or a narrow ACL refuses
+        "protocol": 2,
+        "driver_info": None,
+    }
+    if settings.ssl_cafile and url.startswith("rediss://"):
+        options["ssl_ca_certs"] = settings.ssl_cafile
+    return Redis.from_url(url, **options)
+
+
+def error_kind(error: Exception) -> str:
+    """One word of a closed list for what is wrong, for metrics and logs."""
+    for kind, word in _KINDS:
+        if isinstance(error, kind):
+            return word
+    if isinstance(error, ResponseError):
+        # redis-py has no class of its own for a server that refuses writes because it cannot save
+        return "misconf" if str(error).startswith("MISCONF") else "response"
+    return "connection" if isinstance(error, OSError) else "other"
+
+
+def describe(error: Exception) -> str:
+    """The error in one line, without secrets."""
+    return f"{error_kind(error)}: {mask_url(' '.join(str(error).split()))}"
