@@ -277,9 +277,7 @@ class KafkaBroker(_Broker):
         """The server properties, `extra_properties` included."""
         client, controller = f"127.0.0.1:{self.port}", f"127.0.0.1:{self._controller_port}"
         once = "offsets.topic", "transaction.state.log", "share.coordinator.state.topic"
-        small = {
-            f"{topic}.{name}": "1" for topic in once for name in ("num.partitions", "replication.factor")
-        }
+        small = {f"{topic}.{name}": "1" for topic in once for name in ("num.partitions", "replication.factor")}
         return {
             "process.roles": "broker,controller",
             "node.id": "1",
@@ -351,9 +349,7 @@ Broker = KafkaBroker | NoidaBroker
 
 def start_broker(data_dir: str | Path, port: int | None = None) -> Broker:
     """A broker that answers: Apache Kafka where KAFKA_HOME is set, else the one of the `noida-db` wheel."""
-    broker: Broker = (
-        KafkaBroker(data_dir, port) if os.environ.get("KAFKA_HOME") else NoidaBroker(data_dir, port)
-    )
+    broker: Broker = KafkaBroker(data_dir, port) if os.environ.get("KAFKA_HOME") else NoidaBroker(data_dir, port)
     return broker.start()
 
 
