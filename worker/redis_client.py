@@ -21,7 +21,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from worker.redact import mask_url
-from worker.settings import RedisSettings
+from worker.settings import ENV_PREFIX, RedisSettings, SettingsError
 
 # The first that fits. Subclasses come before their bases.
 _KINDS: tuple[tuple[type[RedisError], str], ...] = (
@@ -41,7 +41,8 @@ _KINDS: tuple[tuple[type[RedisError], str], ...] = (
 def connect(settings: RedisSettings) -> Redis:
     """A client (bytes in and out) that opens its connection at the first call and never retries by itself.
 
-    One call is bounded by `timeout_s` for the connection and for each wait on the socket.
+    One call is bounded by `timeout_s` for the connection and for each wait on the socket. SettingsError
+    for a URL with options that do not exist.
     """
     url = settings.url.get_secret_value()
     options: dict[str, Any] = {
@@ -54,7 +55,13 @@ def connect(settings: RedisSettings) -> Redis:
     }
     if settings.ssl_cafile and url.startswith("rediss://"):
         options["ssl_ca_certs"] = settings.ssl_cafile
-    return Redis.from_url(url, **options)
+    try:
+        client = Redis.from_url(url, **options)
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # not connected: only its options are looked at
+    except (TypeError, ValueError) as error:
+        raise SettingsError([f"{ENV_PREFIX}REDIS__URL: {mask_url(str(error))}"]) from None
+    return client
 
 
 def error_kind(error: Exception) -> str:

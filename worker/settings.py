@@ -1,8 +1,10 @@
 """The worker's settings: from the environment (`FRESHET_KAFKA__TOPICS=…`) or an env file; frozen."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -10,6 +12,14 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from model.config import ModelConfig
 
 ENV_PREFIX = "FRESHET_"
+
+
+class SettingsError(ValueError):
+    """Settings that cannot work: each problem in one line, with the variable's name and what is allowed."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
 
 
 class _Section(BaseModel):
@@ -20,15 +30,9 @@ class KafkaSettings(_Section):
     """Where events come from. Security settings are handed to kafka-python as they are."""
 
     bootstrap_servers: str = Field("localhost:9092", description="comma-separated host:port list")
-    topics: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("clicks",), description="topics to read, comma-separated"
-    )
-    group_id: str = Field(
-        "freshet", description="group under which positions are committed, for lag dashboards only"
-    )
-    start: str = Field(
-        "earliest", description="where a first start reads from: earliest, latest or an ISO-8601 time"
-    )
+    topics: Annotated[tuple[str, ...], NoDecode] = Field(("clicks",), description="topics to read, comma-separated")
+    group_id: str = Field("freshet", description="group under which positions are committed, for lag dashboards only")
+    start: str = Field("earliest", description="where a first start reads from: earliest, latest or an ISO-8601 time")
     on_gap: Literal["continue", "stop"] = Field(
         "continue",
         description="when retention has passed the saved position: go on from the earliest, or stop",
@@ -39,9 +43,7 @@ class KafkaSettings(_Section):
     max_poll_records: int = Field(2000, ge=1, description="most records taken at once")
     fetch_max_wait_ms: int = Field(20, ge=0, description="longest the broker holds an empty fetch")
     request_timeout_ms: int = Field(30_000, ge=1000, description="limit of one request to the broker")
-    metadata_max_age_ms: int = Field(
-        30_000, ge=100, description="how often new partitions and topics are looked for"
-    )
+    metadata_max_age_ms: int = Field(30_000, ge=100, description="how often new partitions and topics are looked for")
     dead_letter_suffix: str = Field(
         ".dead-letter", description="rejected records go to <topic><suffix>; empty = they are only counted"
     )
@@ -125,12 +127,8 @@ class EventSettings(_Section):
         default_factory=_default_event_types, description="event types and what each does, as JSON"
     )
     max_record_bytes: int = Field(1_000_000, ge=256, description="longer records are rejected")
-    max_future_s: int = Field(
-        86_400, ge=0, description="a timestamp further past the record's own is rejected"
-    )
-    dedup_window: int = Field(
-        100_000, ge=0, description="event ids remembered, at least; repeated ones are dropped"
-    )
+    max_future_s: int = Field(86_400, ge=0, description="a timestamp further past the record's own is rejected")
+    dedup_window: int = Field(100_000, ge=0, description="event ids remembered, at least; repeated ones are dropped")
 
 
 class RedisSettings(_Section):
@@ -144,6 +142,31 @@ class RedisSettings(_Section):
     ttl_s: int = Field(0, ge=0, description="user and item keys expire after this; 0 = never")
     timeout_s: float = Field(2.0, gt=0, description="limit of one call")
     ssl_cafile: str = Field("", description="file of the authorities that sign the server's certificate")
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: SecretStr) -> SecretStr:
+        # The message shows no part of it: in a wrong URL the password can be anywhere.
+        if not _is_redis_url(value.get_secret_value()):
+            raise ValueError(
+                "allowed: redis://:password@host:port/db, rediss://... (TLS) or unix:///path; "
+                "special characters of a password are written as %XX"
+            )
+        return value
+
+
+def _is_redis_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        valid_port = parts.port != 0
+    except ValueError:
+        return False
+    if "#" in url or not valid_port:
+        return False
+    if parts.scheme == "unix":
+        return parts.path.strip("/") != ""
+    database = parts.path.strip("/")
+    return parts.scheme in ("redis", "rediss") and bool(parts.hostname) and (not database or database.isdecimal())
 
 
 class PublishSettings(_Section):
@@ -177,7 +200,6 @@ class EvaluationSettings(_Section):
 
     share: float = Field(1.0, ge=0, le=1, description="share of the events that is ranked; 0 = none")
     window: int = Field(10_000, ge=1, description="ranked events in the windowed figures")
-    k: int = Field(10, ge=1, le=1000, description="length of the list in Recall@k, NDCG@k and MRR@k")
 
 
 class HttpSettings(_Section):
@@ -185,9 +207,7 @@ class HttpSettings(_Section):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container")
     port: int = Field(8080, ge=0, le=65_535, description="port to listen on; 0 = a free one")
-    stale_after_s: float = Field(
-        60.0, gt=0, description="/healthz fails when the loop has not turned for this long"
-    )
+    stale_after_s: float = Field(60.0, gt=0, description="/healthz fails when the loop has not turned for this long")
 
 
 class LogSettings(_Section):
@@ -203,12 +223,8 @@ class RuntimeSettings(_Section):
     """How the process runs."""
 
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    threads: int = Field(
-        0, ge=0, le=256, description="CPU threads of torch; 0 = what the machine or container allows"
-    )
-    deterministic: bool = Field(
-        False, description="same stream, settings and seed: same bits (CPU, one partition)"
-    )
+    threads: int = Field(0, ge=0, le=256, description="CPU threads of torch; 0 = what the machine or container allows")
+    deterministic: bool = Field(False, description="same stream, settings and seed: same bits (CPU, one partition)")
     max_wait_ms: int = Field(
         1000, ge=0, description="a mini-batch that has waited this long is learned unfilled; 0 = never"
     )
