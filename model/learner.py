@@ -94,11 +94,10 @@ class OnlineLearner:
         while start < len(events):
             part = events.part(start, start + self._pending.room)
             fitting = min(_fitting(self.users, part.users), _fitting(self.items, part.items))
-            if fitting < len(part):
-                part = part.part(0, fitting)
-            if len(part):
-                yield part
-            if fitting < self._pending.room and start + fitting < len(events):
+            full = fitting < len(part)
+            if fitting:
+                yield part.part(0, fitting)
+            if full:
                 self._evict(changes)
             start += fitting
 
@@ -156,6 +155,24 @@ class OnlineLearner:
         """Vectors (rows, dim) of all item rows; row 0 is nobody's."""
         return self.family.item_vectors(slice(0, self.items.rows)).cpu().numpy()
 
+    def user_ids(self, rows: Int32) -> list[str]:
+        """Whose user rows these are."""
+        return _named(self.users, rows)
+
+    def item_ids(self, rows: Int32) -> list[str]:
+        """Whose item rows these are."""
+        return _named(self.items, rows)
+
+    def users_live(self, rows: Int32) -> Bool:
+        """True (n,) where a user row belongs to an id."""
+        live: Bool = self.users.last_used[rows] > 0
+        return live
+
+    def items_live(self, rows: Int32) -> Bool:
+        """True (n,) where an item row belongs to an id."""
+        live: Bool = self.items.last_used[rows] > 0
+        return live
+
     def _user_vectors(self, users: Int32, history: Int32) -> torch.Tensor:
         return self.family.user_vectors(self._tensor(users), self._tensor(history))
 
@@ -175,7 +192,8 @@ class OnlineLearner:
         positive = events.weights > 0
         self.sampler.count(events.items[positive])
         self._step(events)
-        self.replay.add(events.where(events.weights != 0))
+        # An event that cannot be learned must not come back with every replay.
+        self.replay.add(events.where((events.weights != 0) & np.isfinite(events.weights)))
 
     def _rank(self, events: PastEvents, seen: tuple[Int32, Int64]) -> None:
         positive = events.weights > 0
@@ -274,6 +292,10 @@ class OnlineLearner:
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+
+def _named(table: IdTable, rows: Int32) -> list[str]:
+    return [external for row in rows.tolist() if (external := table.ids[row]) is not None]
 
 
 def _fitting(table: IdTable, ids: list[str]) -> int:

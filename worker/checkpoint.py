@@ -1,0 +1,232 @@
+"""Checkpoints: one file holds every state that shapes later output, with the positions that belong to it.
+
+A file is [payload][header][trailer]. The payload is what torch.save writes (tensors and plain data only, read with
+`weights_only=True`); the header is JSON with the payload's SHA-256; the trailer closes the file with the header's
+length and checksum. A file that was cut or flipped anywhere is therefore told from a whole one.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import socket
+import struct
+import time
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import structlog
+import torch
+
+from worker.source import Partition, Positions
+
+FORMAT = 1
+_MAGIC = b"FRESHET\n"
+_TRAILER = struct.Struct("<QI8s")  # header's length in bytes, its CRC-32, magic
+_MAX_HEADER_BYTES = 64 * 1024 * 1024
+
+log = structlog.get_logger(__name__)
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used, or a folder that cannot; the message says why, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What can be known of a checkpoint without reading its payload."""
+
+    format: int
+    created_ms: int
+    epoch: int  # of the writer
+    records: int  # read over the model's whole life
+    positions: list[tuple[str, int, int]]  # topic, partition, NEXT offset to read
+    model: dict[str, Any]  # the settings that shaped it
+    counts: dict[str, int]  # of events by outcome
+    payload_bytes: int = 0
+    payload_sha256: str = ""
+
+    def positions_by_partition(self) -> Positions:
+        """The next offset to read of every partition."""
+        return {Partition(topic, partition): offset for topic, partition, offset in self.positions}
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One checkpoint file."""
+
+    path: Path
+    serial: int  # grows with every save in this folder
+    bytes: int
+    header: Header | None  # None: damaged
+    problem: str = ""
+
+
+class CheckpointFolder:
+    """The checkpoints of one worker. Files are written beside their name, synced, then renamed into it."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path, self.keep = path, keep
+        self._lock: IO[str] | None = None
+
+    def lock(self) -> None:
+        """Make the folder this process's own. Raises CheckpointError that names who holds it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("a+")
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint folder {self.path} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            lock.close()
+            raise CheckpointError(f"the checkpoint folder {self.path} is in use by {holder}") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        self._lock = lock
+        for unfinished in self.path.glob("*.tmp"):
+            unfinished.unlink(missing_ok=True)
+
+    def unlock(self) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def list(self) -> list[Saved]:
+        """Every checkpoint, newest first; damaged headers included."""
+        paths = sorted(self.path.glob("checkpoint-*.pt"), key=_serial, reverse=True)
+        return [_describe(path) for path in paths]
+
+    def save(self, state: dict[str, Any], header: Header) -> Saved:
+        """Write a checkpoint and drop those past the `keep` newest. Raises OSError; what was there stays."""
+        serial = max((_serial(path) for path in self.path.glob("checkpoint-*.pt")), default=0) + 1
+        path = self.path / f"checkpoint-{serial:010d}.pt"
+        unfinished = path.with_suffix(".tmp")
+        try:
+            with unfinished.open("wb") as file:
+                written = _write(file, state, header)
+            unfinished.rename(path)
+            _sync_folder(self.path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+        self._retain()
+        return Saved(path, serial, path.stat().st_size, written)
+
+    def newest_sound(self) -> tuple[Saved, dict[str, Any]] | None:
+        """The newest checkpoint that is whole, and its state; damaged ones are passed over, loudly."""
+        for saved in self.list():
+            try:
+                return load(saved.path)
+            except CheckpointError as error:
+                log.error("checkpoint_damaged", path=str(saved.path), problem=str(error))
+        return None
+
+    def _retain(self) -> None:
+        paths = sorted(self.path.glob("checkpoint-*.pt"), key=_serial, reverse=True)
+        for path in paths[self.keep :]:
+            path.unlink(missing_ok=True)
+
+
+def load(path: Path) -> tuple[Saved, dict[str, Any]]:
+    """A verified checkpoint and its state. Raises CheckpointError that says what is wrong with the file."""
+    try:
+        with path.open("rb") as file:
+            header = _read_header(file, path)
+            file.seek(0)
+            payload = file.read(header.payload_bytes)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    if hashlib.sha256(payload).hexdigest() != header.payload_sha256:
+        raise CheckpointError(f"{path}: the content does not match its checksum")
+    try:
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path}: holds more than tensors and plain data, or is no checkpoint: {error}"
+        ) from error
+    return Saved(path, _serial(path), path.stat().st_size, header), state
+
+
+def _serial(path: Path) -> int:
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _describe(path: Path) -> Saved:
+    try:
+        with path.open("rb") as file:
+            return Saved(path, _serial(path), path.stat().st_size, _read_header(file, path))
+    except (OSError, CheckpointError) as error:
+        return Saved(path, _serial(path), 0, None, str(error))
+
+
+class _Hashing(io.RawIOBase):
+    """A file that knows the checksum and length of what went through it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+        self.length = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        self.length += len(data)
+        return self._file.write(data)
+
+
+def _write(file: IO[bytes], state: dict[str, Any], header: Header) -> Header:
+    hashing = _Hashing(file)
+    torch.save(state, hashing)
+    fields = asdict(header) | {"payload_bytes": hashing.length, "payload_sha256": hashing.sha256.hexdigest()}
+    text = json.dumps(fields).encode()
+    file.write(text)
+    file.write(_TRAILER.pack(len(text), zlib.crc32(text), _MAGIC))
+    file.flush()
+    os.fsync(file.fileno())
+    return Header(**fields)
+
+
+def _read_header(file: IO[bytes], path: Path) -> Header:
+    size = file.seek(0, os.SEEK_END)
+    if size < _TRAILER.size:
+        raise CheckpointError(f"{path}: cut short")
+    file.seek(size - _TRAILER.size)
+    length, checksum, magic = _TRAILER.unpack(file.read(_TRAILER.size))
+    if magic != _MAGIC or length > min(_MAX_HEADER_BYTES, size - _TRAILER.size):
+        raise CheckpointError(f"{path}: cut short, or no checkpoint")
+    file.seek(size - _TRAILER.size - length)
+    text = file.read(length)
+    if zlib.crc32(text) != checksum:
+        raise CheckpointError(f"{path}: the header does not match its checksum")
+    fields = json.loads(text)
+    if fields["format"] != FORMAT:
+        raise CheckpointError(f"{path}: format {fields['format']}, but this version reads format {FORMAT}")
+    fields["positions"] = [tuple(position) for position in fields["positions"]]
+    header = Header(**fields)
+    if header.payload_bytes != size - _TRAILER.size - length:
+        raise CheckpointError(f"{path}: {size - _TRAILER.size - length} bytes, not {header.payload_bytes}")
+    return header
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000

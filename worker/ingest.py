@@ -1,0 +1,85 @@
+"""From the records of one poll to the learner: every event ends in exactly one count."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from model.batch import EventBatch
+from model.learner import Observed, OnlineLearner
+from worker.dedup import DedupWindow
+from worker.events import Decoder, Rejected
+from worker.source import Origin, Records
+
+OUTCOMES = ("learned", "observed", "ignored", "duplicate", "tombstone", "rejected")
+
+
+class RejectedSink(Protocol):
+    """Takes rejected records; never blocks, never raises."""
+
+    def send(self, origin: Origin, rejected: Rejected) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one poll changed."""
+
+    observed: Observed
+    record_times_ms: npt.NDArray[np.int64]  # (n,) Kafka's timestamps of the observed events
+
+
+class Ingest:
+    """Decodes, rejects, drops repetitions, observes; counts each event once, over the model's whole life.
+
+    learned: has a gradient. observed: enters a history without one. ignored: its type does neither.
+    """
+
+    def __init__(self, decoder: Decoder, dedup: DedupWindow, rejected: RejectedSink, learner: OnlineLearner) -> None:
+        self._decoder, self._dedup, self._rejected, self._learner = decoder, dedup, rejected, learner
+        self.counts: Counter[str] = Counter()  # by outcome
+        self.reasons: Counter[str] = Counter()  # of rejection
+        self.records = 0
+
+    def take(self, records: Records) -> Taken:
+        """Everything in `records`, in order."""
+        decoded = self._decoder.decode(records.values, records.timestamps_ms)
+        for rejected in decoded.rejected:
+            self._rejected.send(records.origin(rejected.record), rejected)
+        new = self._dedup.first_seen(decoded.event_ids)
+        matters = new & (decoded.observe | (decoded.weights != 0))
+        users, items = decoded.users, decoded.items
+        if not matters.all():
+            rows = np.flatnonzero(matters)
+            users, items = [users[i] for i in rows], [items[i] for i in rows]
+        observe, weights = decoded.observe[matters], decoded.weights[matters]
+        observed = self._learner.observe(EventBatch(users, items, observe, weights))
+        self._count(records, decoded.rejected, decoded.tombstones)
+        self.counts["duplicate"] += int((~new).sum())
+        self.counts["ignored"] += int((new & ~matters).sum())
+        self.counts["learned"] += int((weights != 0).sum())
+        self.counts["observed"] += int((weights == 0).sum())
+        times = np.asarray(records.timestamps_ms, np.int64)[decoded.records[matters][observe]]
+        return Taken(observed, times)
+
+    def _count(self, records: Records, rejected: list[Rejected], tombstones: int) -> None:
+        self.records += len(records.values)
+        self.counts["tombstone"] += tombstones
+        self.counts["rejected"] += len(rejected)
+        self.reasons.update(str(r.reason) for r in rejected)
+
+    def state(self) -> dict[str, Any]:
+        """Plain data that `load` takes."""
+        return {
+            "counts": dict(self.counts),
+            "reasons": dict(self.reasons),
+            "records": self.records,
+            "dedup": self._dedup.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.counts, self.reasons = Counter(state["counts"]), Counter(state["reasons"])
+        self.records = state["records"]
+        self._dedup.load(state["dedup"])

@@ -1,0 +1,354 @@
+"""What is to be published, and when: touched users at once, moved items now and then, quiet users in the background.
+
+Rows wait here, not vectors: a vector is made when the publisher has room for it, so an outage of Redis costs one flag
+a row, and what is written afterwards is the newest.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+import torch
+
+from model.batch import Float32, Int32
+from model.learner import OnlineLearner
+from worker.ingest import Taken
+from worker.publisher import Publisher
+from worker.settings import PublishSettings
+from worker.source import Partition, Positions
+from worker.telemetry import Telemetry
+from worker.updates import Ack, Heartbeat, ItemVectors, Popular, Removed, UserVectors
+
+_ITEMS_AT_ONCE = 10_000
+_PARTS_KEPT = 1000  # polls whose users wait
+_TIMES_KEPT = 1_000_000  # events whose acknowledgement is waited for, and counted in the freshness
+
+Times = npt.NDArray[np.int64]
+Figures = Callable[[], dict[str, str | int | float | None]]
+_NO_ROWS = np.empty(0, np.int32)
+_NO_TIMES = np.empty(0, np.int64)
+
+log = structlog.get_logger(__name__)
+
+
+def positions_json(positions: Positions) -> bytes:
+    """{"topic": {"0": next offset to read}}, as published."""
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(positions.items()):
+        topics.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(topics).encode()
+
+
+def positions_from_json(text: bytes) -> Positions:
+    """The inverse of `positions_json`; nothing for an empty text."""
+    topics = json.loads(text) if text else {}
+    return {Partition(t, int(p)): offset for t, parts in topics.items() for p, offset in parts.items()}
+
+
+def _json(external: str | None) -> bytes:
+    return json.dumps(external, ensure_ascii=False).encode()
+
+
+@dataclass(slots=True)
+class _Part:
+    """Users that one poll was the first to touch, and Kafka's timestamps of all its events."""
+
+    rows: Int32
+    times_ms: Times
+
+
+class TouchedUsers:
+    """User rows in order of their first mark; each is in it once, whatever the number of marks."""
+
+    def __init__(self) -> None:
+        self._flags = np.zeros(1024, np.bool_)  # by row
+        self._parts: deque[_Part] = deque()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def mark(self, rows: Int32, times_ms: Times) -> None:
+        """Add the rows that are not in it yet."""
+        if int(rows.max(initial=0)) >= len(self._flags):
+            self._flags = np.concatenate([self._flags, np.zeros(int(rows.max()), np.bool_)])
+        new = rows[~self._flags[rows]]
+        distinct, first = np.unique(new, return_index=True)
+        self._flags[distinct] = True
+        self._count += len(distinct)
+        self._parts.append(_Part(new[np.sort(first)], times_ms))
+        self._join_parts()
+
+    def take(self, count: int) -> tuple[Int32, Times]:
+        """At most `count` rows, and the times of the polls whose users are all gone by then.
+
+        An event whose user was marked before it is published with that mark: its time comes a little late.
+        """
+        rows, times = [_NO_ROWS], [_NO_TIMES]
+        while self._parts and count >= len(self._parts[0].rows):
+            part = self._parts.popleft()
+            rows.append(part.rows)
+            times.append(part.times_ms)
+            count -= len(part.rows)
+        if self._parts and count:
+            rows.append(self._parts[0].rows[:count])
+            self._parts[0].rows = self._parts[0].rows[count:]
+        taken = np.concatenate(rows)
+        self._flags[taken] = False
+        self._count -= len(taken)
+        return taken, np.concatenate(times)
+
+    def drop(self, rows: Int32) -> None:
+        """Take `rows` out, wherever they are."""
+        known = rows[rows < len(self._flags)]
+        if not self._flags[known].any():
+            return
+        self._flags[known] = False
+        for part in self._parts:
+            part.rows = part.rows[self._flags[part.rows]]
+        self._count = sum(len(part.rows) for part in self._parts)
+
+    def rows(self) -> Int32:
+        """All rows, in order."""
+        return np.concatenate([_NO_ROWS, *(part.rows for part in self._parts)])
+
+    def _join_parts(self) -> None:
+        """Bound what waits: many parts become one, which keeps the newest times."""
+        if len(self._parts) > _PARTS_KEPT:
+            times = np.concatenate([part.times_ms for part in self._parts])[-_TIMES_KEPT:]
+            self._parts = deque([_Part(self.rows(), times)])
+
+
+class Outbox:
+    """Between the learner and the publisher. `version` counts the publishing chunks over the model's whole life.
+
+    After a start nothing is published until the worker has caught up with what readers have already seen; then what
+    was touched goes first, everything else follows in the background, and at last what only older epochs wrote is
+    swept away.
+    """
+
+    def __init__(
+        self, learner: OnlineLearner, publisher: Publisher, settings: PublishSettings, telemetry: Telemetry
+    ) -> None:
+        self._learner, self._publisher, self._settings, self._telemetry = learner, publisher, settings, telemetry
+        self.version = 0
+        self.live = False  # caught up with what readers have seen: vectors are handed over
+        self.users_published = self.items_published = 0
+        self._users = TouchedUsers()
+        self._removed_users: dict[str, None] = {}
+        self._removed_items: dict[str, None] = {}
+        self._texts: list[bytes] = []  # by item row: its id as JSON
+        self._stale_texts: list[int] = []
+        self._published_items: Float32 | None = None  # (rows, dim) as Redis has them; NaN = not at all
+        self._items_due_s = self._heartbeat_due_s = float("-inf")
+        self._quiet_row = 1  # next user row of the background round
+        self._quiet_allowance = 0.0
+        self._turned_s: float | None = None
+        self._round_open = False  # a background round after which nothing older may be left
+
+    @property
+    def backlog(self) -> int:
+        """Users whose new vector has not been handed over yet."""
+        return len(self._users)
+
+    def mark(self, taken: Taken) -> None:
+        """Note what a poll changed: touched users, evicted ids, events whose freshness is to be measured."""
+        for rows, ids in taken.observed.evicted_users:
+            self._users.drop(rows)
+            self._removed_users.update(dict.fromkeys(ids))
+        for rows, ids in taken.observed.evicted_items:
+            self._forget_published(rows)
+            self._stale_texts.extend(rows.tolist())
+            self._removed_items.update(dict.fromkeys(ids))
+        touched = np.concatenate([_NO_ROWS, *taken.observed.touched])
+        self._users.mark(touched[self._learner.users_live(touched)], taken.record_times_ms)
+
+    def turn(self, now_s: float, now_ms: int, positions: Positions, figures: Figures, ended: bool) -> None:
+        """Hand over whatever there is room for. In this order: acknowledgements, losses, users, items, heartbeat.
+
+        ended: the source has nothing more to read now.
+        """
+        for ack in self._publisher.acknowledged():
+            self._take_ack(ack)
+        if self._publisher.take_loss():
+            self._publish_everything_again()
+        if not self.live and self._caught_up(positions, ended):
+            self._go_live()
+        if self.live:
+            self._hand_over_users(now_s, now_ms, positions)
+            self._hand_over_removed()
+            if now_s >= self._items_due_s and self._hand_over_items(now_ms):
+                self._items_due_s = now_s + self._settings.item_interval_s
+        if now_s >= self._heartbeat_due_s and self._publisher.ready_for(Heartbeat):
+            self._publisher.submit(Heartbeat(figures()))
+            self._heartbeat_due_s = now_s + self._settings.heartbeat_s
+
+    def hurry(self) -> None:
+        """Items and the heartbeat are due at once: the worker is about to stop."""
+        self._items_due_s = self._heartbeat_due_s = float("-inf")
+
+    @property
+    def settled(self) -> bool:
+        """Every touched user, and after `hurry` every moved item, has been handed over."""
+        due = float("-inf") in (self._items_due_s, self._heartbeat_due_s)
+        return self.live and not len(self._users) and not self._removed_users and not self._removed_items and not due
+
+    def state(self) -> dict[str, Any]:
+        """Plain data that `load` takes: what is still to be published or deleted."""
+        return {
+            "version": self.version,
+            "users": torch.from_numpy(self._users.rows().copy()),
+            "removed_users": list(self._removed_users),
+            "removed_items": list(self._removed_items),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.version = state["version"]
+        self._users.mark(state["users"].numpy(), _NO_TIMES)
+        self._removed_users = dict.fromkeys(state["removed_users"])
+        self._removed_items = dict.fromkeys(state["removed_items"])
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    def _caught_up(self, positions: Positions, ended: bool) -> bool:
+        seen = self._publisher.seen_positions
+        if seen is None:
+            return False
+        behind = [p for p, offset in positions_from_json(seen).items() if positions.get(p, offset) < offset]
+        return ended or not behind  # at the end of the stream there is nothing more to catch up with
+
+    def _go_live(self) -> None:
+        self.live = True
+        self._publish_everything_again()
+        log.info("publishing", epoch=self._publisher.epoch, users=len(self._learner.users))
+
+    def _publish_everything_again(self) -> None:
+        self._published_items = None
+        self._quiet_row, self._round_open = 1, True
+        self._items_due_s = float("-inf")
+
+    def _hand_over_users(self, now_s: float, now_ms: int, positions: Positions) -> None:
+        if not self._publisher.ready_for(UserVectors):
+            return
+        touched, times = self._users.take(self._settings.max_users)
+        rows = np.concatenate([touched, self._quiet_rows(now_s, self._settings.max_users - len(touched))])
+        if not len(rows):
+            return
+        self.version += 1
+        self._publisher.submit(
+            UserVectors(
+                ids=self._learner.user_ids(rows),
+                vectors=self._learner.user_vectors(rows),
+                recent=self._recent(rows),
+                events=self._learner.log.count[rows],
+                version=self.version,
+                updated_ms=now_ms,
+                positions=positions_json(positions),
+                event_times_ms=times,
+            )
+        )
+
+    def _recent(self, rows: Int32) -> list[bytes]:
+        """JSON lists of the newest item ids, newest first."""
+        texts = self._item_texts()
+        windows = self._learner.log.newest(rows, self._settings.recent_items)
+        lengths = (windows > 0).sum(1).tolist()
+        return [
+            b"[" + b",".join([texts[item] for item in window[:n]]) + b"]"
+            for window, n in zip(windows.tolist(), lengths, strict=True)
+        ]
+
+    def _item_texts(self) -> list[bytes]:
+        ids = self._learner.items.ids
+        for row in self._stale_texts:
+            if row < len(self._texts):
+                self._texts[row] = _json(ids[row])
+        self._stale_texts = [row for row in self._stale_texts if ids[row] is None]  # not handed out again yet
+        self._texts += [_json(external) for external in ids[len(self._texts) :]]
+        return self._texts
+
+    def _quiet_rows(self, now_s: float, room: int) -> Int32:
+        """The next users of the background round, within its rate; `room` is what fits beside the touched ones."""
+        passed = now_s - (self._turned_s if self._turned_s is not None else now_s)
+        self._turned_s = now_s
+        rate, end = self._settings.background_per_s, self._learner.users.rows
+        self._quiet_allowance = min(self._quiet_allowance + passed * rate, float(rate))
+        stop = min(self._quiet_row + min(room, int(self._quiet_allowance)), end)
+        rows = np.arange(self._quiet_row, stop, dtype=np.int32)
+        self._quiet_allowance -= len(rows)
+        self._quiet_row = stop
+        if stop == end:
+            self._quiet_row = 1
+            self._end_round()
+        return rows[self._learner.users_live(rows)]
+
+    def _end_round(self) -> None:
+        if self._round_open:
+            self._round_open = False
+            self._publisher.sweep()
+
+    def _hand_over_removed(self) -> None:
+        if not (self._removed_users or self._removed_items) or not self._publisher.ready_for(Removed):
+            return
+        # An id that has come back in the meantime is published again, or was: it must stay.
+        users = [i for i in self._removed_users if not self._learner.users.lookup([i])[0]]
+        items = [i for i in self._removed_items if not self._learner.items.lookup([i])[0]]
+        self.version += 1
+        self._publisher.submit(Removed(users, items, self.version))
+        self._removed_users, self._removed_items = {}, {}
+
+    def _hand_over_items(self, now_ms: int) -> bool:
+        """Items that moved, and the popularity list; True when that was all of them."""
+        if not (self._publisher.ready_for(ItemVectors) and self._publisher.ready_for(Popular)):
+            return False
+        vectors = self._learner.item_vectors()
+        known = self._known_items(vectors)
+        rows = self._moved(vectors, known)
+        part = rows[:_ITEMS_AT_ONCE]
+        if len(part):
+            self.version += 1
+            clicks = self._learner.sampler.clicks[part]
+            ids = self._learner.item_ids(part)
+            self._publisher.submit(ItemVectors(ids, vectors[part], clicks, self.version, now_ms))
+            known[part] = vectors[part]
+        self._publisher.submit(self._popular())
+        return len(part) == len(rows)
+
+    def _known_items(self, vectors: Float32) -> Float32:
+        known = self._published_items
+        if known is None or len(known) < len(vectors):
+            grown = np.full((max(2 * len(vectors), 1024), vectors.shape[1]), np.nan, np.float32)
+            if known is not None:
+                grown[: len(known)] = known
+            self._published_items = known = grown
+        return known
+
+    def _moved(self, vectors: Float32, known: Float32) -> Int32:
+        """Rows whose vector moved by more than the tolerance since it was published, in row order."""
+        moved = np.linalg.norm(vectors - known[: len(vectors)], axis=1)
+        limit = self._settings.item_tolerance * np.linalg.norm(vectors, axis=1)
+        rows = np.flatnonzero(~(moved <= limit)).astype(np.int32)  # NaN: not published yet
+        return rows[self._learner.items_live(rows)]
+
+    def _forget_published(self, rows: Int32) -> None:
+        if self._published_items is not None:
+            self._published_items[rows[rows < len(self._published_items)]] = np.nan
+
+    def _popular(self) -> Popular:
+        counts = self._learner.popularity.counts(self._learner.items.rows)
+        count = min(self._settings.popular, int((counts > 0).sum()))
+        rows = np.argsort(-counts, kind="stable")[:count].astype(np.int32)
+        return Popular(self._learner.item_ids(rows), counts[rows])
+
+    def _take_ack(self, ack: Ack) -> None:
+        if isinstance(ack.update, UserVectors):
+            self.users_published += len(ack.update.ids) - ack.refused - ack.skipped
+            self._telemetry.observe_freshness(ack.acked_ms - ack.update.event_times_ms)
+        elif isinstance(ack.update, ItemVectors):
+            self.items_published += len(ack.update.ids) - ack.refused - ack.skipped

@@ -1,0 +1,113 @@
+"""When to save, and saving beside the loop: the state is copied at one moment and written by a thread."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+import structlog
+
+from worker.checkpoint import FORMAT, CheckpointFolder, Header, Saved, now_ms
+from worker.dead_letter import DeadLetters
+from worker.settings import CheckpointSettings
+from worker.source import Source
+
+Snapshot = tuple[dict[str, Any], Header]
+_FLUSH_S = 2.0  # longest wait for rejected records to reach their topic before a save
+_RETRY_S = 10.0  # after a failed save, at most
+
+log = structlog.get_logger(__name__)
+
+
+class Saver:
+    """Saves periodically and at the stop. In this order, so that a crash anywhere loses and doubles nothing:
+
+    1. rejected records reach their topic (bounded: what cannot be written must not hold the checkpoint up);
+    2. the state is copied, with the positions that belong to it; 3. a thread writes the file;
+    4. the positions of a file that is safely there are committed to the source.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        settings: CheckpointSettings,
+        snapshot: Callable[[], Snapshot],
+        records: Callable[[], int],
+        source: Source,
+        dead_letters: DeadLetters,
+    ) -> None:
+        self._folder, self._settings, self._snapshot, self._records = folder, settings, snapshot, records
+        self._source, self._dead_letters = source, dead_letters
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._running: Future[Saved] | None = None
+        self._saved_records = records()  # in the newest checkpoint
+        self._last_s: float | None = None  # when the newest save began
+        self._not_before_s = 0.0
+        self.saves = self.failures = 0  # of this run
+        self.problem: str | None = None  # why the newest save failed
+        self.newest: Saved | None = None
+
+    def turn(self, now_s: float) -> None:
+        """Finish a save that is written; begin one that is due."""
+        if self._last_s is None:
+            self._last_s = now_s
+        if self._running is not None:
+            if self._running.done():
+                self._finish(now_s)
+        elif self._due(now_s):
+            self._begin(now_s)
+
+    def save_now(self, timeout_s: float, now_s: float) -> bool:
+        """Save what is there, waiting for it; False when it failed or took too long."""
+        if self._running is not None:
+            wait_for([self._running], timeout_s)
+            self.turn(now_s)
+        if self._running is None and self._records() != self._saved_records:
+            self._begin(now_s)
+        if self._running is not None:
+            wait_for([self._running], timeout_s)
+            if not self._running.done():
+                log.error("checkpoint_not_finished", timeout_s=timeout_s)
+                return False
+            self._finish(now_s)
+        return self.problem is None
+
+    def close(self) -> None:
+        """Give the thread back; a save that is being written is finished first."""
+        self._thread.shutdown()
+
+    def _due(self, now_s: float) -> bool:
+        new = self._records() - self._saved_records
+        waited = now_s - (self._last_s or 0.0) >= self._settings.every_s
+        return now_s >= self._not_before_s and (new >= self._settings.every_events or (new > 0 and waited))
+
+    def _begin(self, now_s: float) -> None:
+        self._dead_letters.flush(_FLUSH_S)
+        state, header = self._snapshot()
+        self._last_s = now_s
+        self._running = self._thread.submit(self._folder.save, state, header)
+
+    def _finish(self, now_s: float) -> None:
+        assert self._running is not None  # noqa: S101
+        done, self._running = self._running, None
+        try:
+            saved = done.result()
+        except OSError as error:
+            self.failures += 1
+            self.problem = f"the checkpoint could not be written: {error}"
+            self._not_before_s = now_s + min(_RETRY_S, self._settings.every_s)
+            log.error("checkpoint_failed", problem=self.problem)
+            return
+        assert saved.header is not None  # noqa: S101
+        self.saves, self.problem, self.newest = self.saves + 1, None, saved
+        self._saved_records = saved.header.records
+        log.info("checkpoint_saved", path=str(saved.path), bytes=saved.bytes, records=saved.header.records)
+        self._source.commit(saved.header.positions_by_partition())
+
+
+def header_of(
+    *, epoch: int, records: int, positions: dict[Any, int], model: dict[str, Any], counts: dict[str, int]
+) -> Header:
+    """A header of the present format for a state that is about to be saved."""
+    flat = [(topic, partition, offset) for (topic, partition), offset in sorted(positions.items())]
+    return Header(FORMAT, now_ms(), epoch, records, flat, model, counts)
