@@ -19,6 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from worker.settings import ENV_PREFIX, HttpSettings, SettingsError
 
 _REQUEST_BYTES = 16 << 10  # of a request line and its headers
+_LONGEST_LINE = 1 << 16
 _REQUEST_S = 5.0  # for a client to send them
 _CONNECTIONS = 16  # at once; one more ends the oldest, so that slow clients cannot keep a probe out
 
@@ -144,7 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
     health: ClassVar[Health]
     registry: ClassVar[CollectorRegistry]
     timeout = _REQUEST_S
-    server_version, sys_version = "freshet", ""
+
+    def version_string(self) -> str:
+        return "freshet"
 
     def setup(self) -> None:
         super().setup()
@@ -218,16 +221,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Limited(io.BufferedIOBase):
-    """A request that is longer than the limit ends there."""
+    """A request line and headers that exceed the limit together look like one line that is too long."""
 
     def __init__(self, file: io.BufferedIOBase, limit: int) -> None:
         self._file, self._left = file, limit
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        wanted = self._left if size is None or size < 0 else min(size, self._left)
-        line = self._file.readline(wanted)
+        wanted = _LONGEST_LINE if size is None or size < 0 else size
+        line = self._file.readline(min(wanted, self._left))
         self._left -= len(line)
-        return line
+        # the standard library refuses a line of the size that it asked for
+        return line if self._left else bytes(wanted)
 
     def close(self) -> None:
         self._file.close()
