@@ -30,8 +30,10 @@ class PublishQueue:
 
     def __init__(self, max_users: int) -> None:
         self._max_users = max_users
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._lanes: tuple[deque[Task], deque[Task]] = (deque(), deque())
+        self._numbers: tuple[deque[int], deque[int]] = (deque(), deque())  # of the tasks, beside them
+        self.added = 0  # updates over the queue's whole life
         self._turn = 0  # the lane that goes first
         self._again: Task | None = None  # a call that has not succeeded yet is made again before any other
         self._acks: list[Ack] = []
@@ -44,7 +46,9 @@ class PublishQueue:
         lane = 0 if isinstance(update, UserVectors | Heartbeat) else 1
         with self._changed:
             self._outstanding[type(update)] += 1
+            self.added += 1
             self._lanes[lane].append(task_of(update, self._max_users))
+            self._numbers[lane].append(self.added)
             self._changed.notify_all()
 
     def collect(self) -> list[Ack]:
@@ -58,6 +62,11 @@ class PublishQueue:
         """Rows that wait."""
         with self._changed:
             return sum(len(task) for lane in self._lanes for task in lane)
+
+    def all_done(self, count: int) -> bool:
+        """Whether the first `count` updates that were ever added are done."""
+        with self._changed:
+            return all(numbers[0] > count for numbers in self._numbers if numbers)
 
     @property
     def empty(self) -> bool:
@@ -87,8 +96,9 @@ class PublishQueue:
     def done(self, ack: Ack) -> None:
         """The whole of the update is in Redis."""
         with self._changed:
-            lane = next(lane for lane in self._lanes if lane and lane[0].update is ack.update)
-            lane.popleft()
+            lane = next(i for i, lane in enumerate(self._lanes) if lane and lane[0].update is ack.update)
+            self._lanes[lane].popleft()
+            self._numbers[lane].popleft()
             self._acks.append(ack)
             self._changed.notify_all()
 

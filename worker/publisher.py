@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import numpy as np
 import structlog
 from redis.exceptions import RedisError, TimeoutError
 
@@ -177,7 +176,11 @@ class Publisher:
         return self._queue.collect()
 
     def sweep(self) -> None:
-        """Begin to delete, in the background, the users and items that only older epochs wrote."""
+        """Delete, in the background, the users and items that only older epochs wrote.
+
+        Begins when everything that was handed over before is in Redis.
+        """
+        self._sweep.after = self._queue.added
         self._sweep.wanted = True
         self._queue.wake()
 
@@ -219,7 +222,7 @@ class Publisher:
         self._client.close()
 
     def _has_work(self) -> bool:
-        waits = not self._queue.empty or self._sweep.due
+        waits = not self._queue.empty or self._sweep.due(self._queue)
         return self._stopped.is_set() or (waits and not self._claim_lost)
 
     def turn(self) -> float:
@@ -250,7 +253,7 @@ class Publisher:
             self._claim()
         if self._claim_lost and not self._claim_again():
             return self._heartbeat_s
-        if self._sweep.due:
+        if self._sweep.due(self._queue):
             self._sweep.step(self._writer)
         if (task := self._queue.next()) is not None:
             self._send(task)
@@ -292,8 +295,6 @@ class Publisher:
             table = "users" if isinstance(update, UserVectors) else "items"
             telemetry.published.labels(table).inc(len(update.ids) - ack.refused - ack.skipped)
             telemetry.nonfinite_vectors.labels(table).inc(ack.skipped)
-        if isinstance(update, UserVectors):
-            telemetry.freshness.observe_many((ack.acked_ms - update.event_times_ms) / np.float64(1000))
 
     def _ended(self, end: SupersededError | PrefixConflictError) -> float:
         log.error("publishing has ended", reason=str(end), epoch=self.epoch)
@@ -326,13 +327,13 @@ class _Sweep:
 
     def __init__(self) -> None:
         self.wanted = False
+        self.after = 0  # how many updates must be done first
         self._cursor = 0
         self._next = 0.0
         self._deleted = 0
 
-    @property
-    def due(self) -> bool:
-        return self.wanted and time.monotonic() >= self._next
+    def due(self, queue: PublishQueue) -> bool:
+        return self.wanted and time.monotonic() >= self._next and queue.all_done(self.after)
 
     @property
     def wait_s(self) -> float:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, SecretStr
 MASK = "***"
 # user:password@ of any URL, also of one whose password holds characters that should have been escaped
 _USERINFO = re.compile(r"(?<=://)\S*@")
-_PASSWORD_ARGUMENT = re.compile(r"(?<=[?&]password=)[^&\s]*", re.IGNORECASE)
+_PASSWORD_ARGUMENT = re.compile(r"([?&]\w*password=)[^&\s]*", re.IGNORECASE)
 
 
 class Redactor:
@@ -30,7 +30,7 @@ def mask_url(text: str) -> str:
     """`text` without the user and password of any URL in it."""
     if "://" not in text:
         return text
-    return _PASSWORD_ARGUMENT.sub(MASK, _USERINFO.sub(f"{MASK}@", text))
+    return _PASSWORD_ARGUMENT.sub(rf"\1{MASK}", _USERINFO.sub(f"{MASK}@", text))
 
 
 def secrets_of(settings: BaseModel) -> list[str]:
@@ -53,4 +53,6 @@ def _passwords(url: str) -> Iterator[str]:
     if parts.password:
         yield parts.password
         yield unquote(parts.password)
-    yield from parse_qs(parts.query).get("password", ())
+    for name, values in parse_qs(parts.query).items():
+        if name.lower().endswith("password"):
+            yield from values

@@ -238,6 +238,7 @@ class Settings(BaseSettings):
         env_prefix=ENV_PREFIX,
         env_nested_delimiter="__",
         env_file_encoding="utf-8",
+        dotenv_filtering="only_existing",  # an env file may hold other programs' variables too
         frozen=True,
         extra="forbid",
     )

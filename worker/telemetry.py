@@ -16,6 +16,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from worker.events import Reason
 from worker.redact import Redactor
 from worker.settings import LogSettings
 
@@ -208,6 +209,7 @@ class Telemetry:
         self._checkpoints()
         self._publishing()
         self._process()
+        self._begin_at_zero()
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"freshet_{name}", help_text, labels, registry=self.registry)
@@ -285,9 +287,25 @@ class Telemetry:
         self.loop_age = self._gauge("loop_age_seconds", "Time since the loop last turned.")
         self._info = Info("freshet", "What runs here.", registry=self.registry)
 
+    def _begin_at_zero(self) -> None:
+        # a series that is there from the start lets rate() and increase() see its first count
+        for outcome in ("learned", "observed", "duplicate", "tombstone"):
+            self.events.labels(outcome)
+        for reason in Reason:
+            self.rejected.labels(reason)
+        for result in ("ok", "failed"):
+            self.checkpoints.labels(result)
+        for metric in (self.rows, self.evicted, self.publish_backlog, self.published, self.nonfinite_vectors):
+            for table in ("users", "items"):
+                metric.labels(table)
+
     def describe(self, version: str, family: str, device: str) -> None:
         """Fill `freshet_info`."""
         self._info.info({"version": version, "family": family, "device": device})
+
+    def observe_freshness(self, delays_ms: npt.NDArray[np.integer[Any]]) -> None:
+        """Count the freshness of many events, shape (n,)."""
+        self.freshness.observe_many(delays_ms / np.float64(1000))
 
     def freshness_summary(self) -> dict[str, float]:
         """p50 and p99 of freshness in ms, of the whole run and of the last minute; empty before any."""
