@@ -295,6 +295,8 @@ class Publisher:
             table = "users" if isinstance(update, UserVectors) else "items"
             telemetry.published.labels(table).inc(len(update.ids) - ack.refused - ack.skipped)
             telemetry.nonfinite_vectors.labels(table).inc(ack.skipped)
+        if isinstance(update, UserVectors):
+            telemetry.observe_freshness(ack.acked_ms - update.event_times_ms)
 
     def _ended(self, end: SupersededError | PrefixConflictError) -> float:
         log.error("publishing has ended", reason=str(end), epoch=self.epoch)
