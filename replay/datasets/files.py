@@ -70,7 +70,7 @@ class DataFile:
     def first_line(self) -> str:
         """Its first line, without a byte order mark and line end; only for recognising the format."""
         with self.open() as data:
-            return decode(data.readline(4096)).rstrip("\r\n")
+            return decode(data.readline(_SMALL_BYTES)).rstrip("\r\n")
 
     def text(self) -> str:
         """All of it as text with `\\n` line ends."""

@@ -1,0 +1,216 @@
+"""Any delimited file as a data set: CSV, TSV, `::` and their like, gzipped or not, with a column map."""
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from replay.datasets.base import DatasetError, Table
+from replay.datasets.files import DataFile, decode, plain_file
+
+FIELDS = ("user_id", "item_id", "timestamp", "value", "event_type", "event_id")
+# names that columns have in well-known data sets, in lower case without `_`, for a file without a map
+_KNOWN = {
+    "user_id": ("userid", "user", "visitorid", "customerid", "uid"),
+    "item_id": ("itemid", "item", "movieid", "productid", "articleid", "bookid", "isbn", "asin", "iid"),
+    "timestamp": ("timestamp", "timestampms", "time", "ts", "datetime", "date"),
+    "value": ("value", "rating", "score", "overall"),
+    "event_type": ("eventtype", "event", "action", "type"),
+    "event_id": ("eventid",),
+}
+_DELIMITERS = ("::", "\t", ",", ";", "|")
+_INNER = "\x1f"  # the unit separator stands in for a delimiter of several characters
+_MAX_ID_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows lie in a file."""
+
+    columns: Mapping[str, str]  # field -> name of its column; its number, from 1, without a header
+    delimiter: str
+    header: bool = True
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """`user_id=userId,item_id=movieId` as a map; ValueError with what is allowed."""
+    pairs = [pair.partition("=")[::2] for pair in text.split(",")]
+    columns = {field.strip(): column.strip() for field, column in pairs}
+    unknown = [field for field in columns if field not in FIELDS]
+    if unknown or not all(columns.values()):
+        raise ValueError(f"give FIELD=COLUMN pairs separated by commas; fields are {', '.join(FIELDS)}")
+    return columns
+
+
+def load(
+    path: Path,
+    columns: Mapping[str, str] | None = None,
+    delimiter: str | None = None,
+    header: bool = True,
+) -> Table:
+    """A delimited file in time order, in file order where it has no times.
+
+    `columns` None recognises common names in the header; `delimiter` None finds it out. Times are numbers
+    (seconds, milliseconds or microseconds by magnitude) or ISO-8601. Raises DatasetError.
+    """
+    file = plain_file(path)
+    first = file.first_line()
+    delimiter = delimiter or _sniff(file, first)
+    names = _split(first, delimiter)
+    if not header:
+        names = [str(number) for number in range(1, len(names) + 1)]
+    layout = Layout(_map(file, names, columns, header), delimiter, header)
+    return _table(file, layout, _frame(file, layout, names)).in_time_order()
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    several = len(delimiter) > 1
+    fields = line.split(delimiter) if several else next(csv.reader([line], delimiter=delimiter), [])
+    return [field.strip() for field in fields]
+
+
+def _sniff(file: DataFile, first: str) -> str:
+    found = next((delimiter for delimiter in _DELIMITERS if delimiter in first), None)
+    if found is None:
+        raise DatasetError(f"{file.label}, line 1: no delimiter found in {first[:60]!r}; name it (--delimiter)")
+    return found
+
+
+def _map(file: DataFile, names: Sequence[str], columns: Mapping[str, str] | None, header: bool) -> dict[str, str]:
+    if columns is None:
+        plain = {name.lower().replace("_", ""): name for name in names} if header else {}
+        found = {field: [plain[k] for k in known if k in plain] for field, known in _KNOWN.items()}
+        columns = {field: matches[0] for field, matches in found.items() if matches}
+    missing = [column for column in columns.values() if column not in names]
+    unmapped = [field for field in ("user_id", "item_id") if field not in columns]
+    if missing or unmapped:
+        problem = f"no column {missing[0]!r}" if missing else f"no column is known to be the {unmapped[0]}"
+        raise DatasetError(f"{file.label}, line 1: {problem}; there are {', '.join(names)} (see --columns)")
+    return dict(columns)
+
+
+def _frame(file: DataFile, layout: Layout, names: list[str]) -> pd.DataFrame:
+    """The mapped columns as text, under their fields' names."""
+    try:
+        frame = _read(file, layout, names, "utf-8")
+    except UnicodeDecodeError:
+        frame = _read(file, layout, names, "latin-1")
+    except ValueError as error:
+        raise _unreadable(file, error) from error
+    return pd.DataFrame({field: frame[column] for field, column in layout.columns.items()})
+
+
+def _read(file: DataFile, layout: Layout, names: list[str], encoding: str) -> pd.DataFrame:
+    several = len(layout.delimiter) > 1
+    with file.open() as data:
+        source: Any = data
+        if several:
+            source = io.BytesIO(data.read().replace(layout.delimiter.encode(), _INNER.encode()))
+        return pd.read_csv(
+            source,
+            sep=_INNER if several else layout.delimiter,
+            header=0 if layout.header else None,
+            names=names,
+            usecols=sorted(set(layout.columns.values()), key=names.index),
+            index_col=False,
+            dtype=object,
+            keep_default_na=False,
+            quoting=csv.QUOTE_NONE if several else csv.QUOTE_MINIMAL,
+            encoding=encoding,
+        )
+
+
+def _unreadable(file: DataFile, error: ValueError) -> DatasetError:
+    message = " ".join(str(error).split())
+    line = re.search(r"\bline (\d+)", message)
+    if line is None:
+        return DatasetError(f"{file.label}: {message}")
+    return DatasetError(f"{file.label}, line {line[1]}: {message}")
+
+
+def _table(file: DataFile, layout: Layout, frame: pd.DataFrame) -> Table:
+    columns = {field: frame[field].to_numpy() for field in frame}
+    for field in ("user_id", "item_id", "event_id"):
+        if field in columns:
+            _check_ids(file, layout, field, columns[field])
+    times = columns.get("timestamp")
+    values = columns.get("value")
+    return Table(
+        re.sub(r"\W+", "-", Path(file.label).name.split(".", 1)[0]) or "file",
+        columns["user_id"],
+        columns["item_id"],
+        None if times is None else _milliseconds(file, layout, times),
+        None if values is None else _numbers(file, layout, values),
+        columns.get("event_type"),
+        columns.get("event_id"),
+    )
+
+
+def _check_ids(file: DataFile, layout: Layout, field: str, ids: NDArray[np.object_]) -> None:
+    good = np.fromiter((_is_id(text) for text in ids), bool, len(ids))
+    if not good.all():
+        _fail(file, layout, int(np.argmin(good)), f"{field} must be 1 to {_MAX_ID_BYTES} bytes long")
+
+
+def _is_id(text: object) -> bool:
+    return isinstance(text, str) and 1 <= len(text.encode()) <= _MAX_ID_BYTES
+
+
+def _numbers(file: DataFile, layout: Layout, texts: NDArray[np.object_]) -> NDArray[np.float64]:
+    """Values as numbers; an empty one is not a number, which means absent."""
+    numbers = np.asarray(pd.to_numeric(pd.Series(texts), errors="coerce"), np.float64)
+    wrong = ~np.isfinite(numbers) & (texts != "")
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        _fail(file, layout, row, f"value {texts[row]!r} is no finite number")
+    return numbers
+
+
+def _milliseconds(file: DataFile, layout: Layout, texts: NDArray[np.object_]) -> NDArray[np.int64]:
+    series = pd.Series(texts)
+    numbers = np.asarray(pd.to_numeric(series, errors="coerce"), np.float64)
+    times = _scaled(numbers)
+    rest = ~np.isfinite(times)
+    if rest.any():
+        iso = pd.to_datetime(series[rest], utc=True, format="ISO8601", errors="coerce")
+        times[rest] = np.where(iso.isna(), np.nan, iso.astype("datetime64[ms, UTC]").astype("int64"))
+    wrong = ~(times >= 0)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        _fail(file, layout, row, f"timestamp {texts[row]!r} is neither a number nor ISO-8601")
+    return times.astype(np.int64)
+
+
+def _scaled(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Milliseconds of numbers that are seconds, milliseconds or microseconds by their magnitude."""
+    factors = np.select([numbers < 1e11, numbers < 1e14, numbers < 1e17], [1000.0, 1.0, 0.001], np.nan)
+    return np.asarray(np.rint(numbers * factors), np.float64)
+
+
+def _fail(file: DataFile, layout: Layout, row: int, problem: str) -> NoReturn:
+    raise DatasetError(f"{file.label}, line {_line_of(file, layout, row)}: {problem}")
+
+
+def _line_of(file: DataFile, layout: Layout, row: int) -> int:
+    """The line in the file on which row `row` ends; slow, for errors only."""
+    ends = itertools.islice(_line_ends(file, layout), row + layout.header, None)
+    return next(ends, row + 1 + layout.header)
+
+
+def _line_ends(file: DataFile, layout: Layout) -> Iterator[int]:
+    """The number of the last line of each row, empty lines left out."""
+    with file.open() as data:
+        text = decode(data.read())
+    if len(layout.delimiter) > 1:
+        yield from (number for number, line in enumerate(text.splitlines(), 1) if line)
+    else:
+        reader = csv.reader(io.StringIO(text), delimiter=layout.delimiter)
+        yield from (reader.line_num for fields in reader if fields)
