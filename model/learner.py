@@ -7,7 +7,7 @@ so each is scored with the history up to the event before it and with the weight
 mini-batch, however events were grouped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ class StepFigures:
     steps: int = 0
     loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
     skipped: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    seconds: list[float] = field(default_factory=list)  # each mini-batch took, by the learner's clock
     out_of_memory: int = 0
 
 
@@ -54,7 +55,13 @@ class OnlineLearner:
     """Histories, tables, metrics and the filling mini-batch; test-then-train, one event after the other."""
 
     def __init__(
-        self, config: ModelConfig, device: torch.device, *, ranked_share: float = 1.0, window: int = 10_000
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        *,
+        ranked_share: float = 1.0,
+        window: int = 10_000,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.config, self.device = config, device
         self.users, self.items = IdTable(config.user_capacity), IdTable(config.item_capacity)
@@ -69,7 +76,7 @@ class OnlineLearner:
         self.steps = 0
         self.micro_batch_size = config.micro_batch_size or config.batch_size * (1 + config.replay)
         self.figures = StepFigures()
-        self._ranked_share = ranked_share
+        self._ranked_share, self._clock = ranked_share, clock
         self._pending = _Pending(config.batch_size)
 
     @property
@@ -187,6 +194,7 @@ class OnlineLearner:
         events = self._pending.take()
         if not len(events):
             return
+        began = self._clock()
         seen = self.log.before(events.users, events.positions)
         self._rank(events, seen)
         positive = events.weights > 0
@@ -194,6 +202,12 @@ class OnlineLearner:
         self._step(events)
         # An event that cannot be learned must not come back with every replay.
         self.replay.add(events.where((events.weights != 0) & np.isfinite(events.weights)))
+        self.figures.seconds.append(self._clock() - began)
+
+    def take_figures(self) -> StepFigures:
+        """What the steps since the last call summed up to."""
+        figures, self.figures = self.figures, StepFigures()
+        return figures
 
     def _rank(self, events: PastEvents, seen: tuple[Int32, Int64]) -> None:
         positive = events.weights > 0
@@ -289,6 +303,8 @@ class OnlineLearner:
         self._pending = _Pending(self.config.batch_size)
         self._pending.add(PastEvents(*(state["pending"][n].numpy().copy() for n in PastEvents.__slots__)))
         self._grow()
+        if self._pending.full:  # saved under a larger batch_size
+            self.learn()
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from model.batch import EventBatch
 from model.learner import Observed, OnlineLearner
 from worker.dedup import DedupWindow
-from worker.events import Decoder, Rejected
+from worker.events import Decoder, Reason, Rejected
 from worker.source import Origin, Records
 
 OUTCOMES = ("learned", "observed", "ignored", "duplicate", "tombstone", "rejected")
@@ -19,7 +19,7 @@ OUTCOMES = ("learned", "observed", "ignored", "duplicate", "tombstone", "rejecte
 class RejectedSink(Protocol):
     """Takes rejected records; never blocks, never raises."""
 
-    def send(self, origin: Origin, rejected: Rejected) -> None: ...
+    def send(self, origin: Origin, reason: Reason, detail: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Ingest:
         """Everything in `records`, in order."""
         decoded = self._decoder.decode(records.values, records.timestamps_ms)
         for rejected in decoded.rejected:
-            self._rejected.send(records.origin(rejected.record), rejected)
+            self._rejected.send(records.origin(rejected.record), rejected.reason, rejected.detail)
         new = self._dedup.first_seen(decoded.event_ids)
         matters = new & (decoded.observe | (decoded.weights != 0))
         users, items = decoded.users, decoded.items

@@ -16,19 +16,21 @@ from worker.outbox import Outbox
 from worker.publisher import Publisher
 from worker.report import Report
 from worker.saver import Saver
-from worker.settings import Settings
-from worker.source import Source, SourceError
+from worker.settings import RuntimeSettings
+from worker.source import Source
 
 _IDLE_S = 0.02  # longest wait for records: what else is due must not wait longer
+_STAND_BY_S = 0.2
+_CLOSE_S = 2.0  # each part's share of the grace for giving back what it holds
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class Worker:
-    """The parts of a worker; app.py makes them."""
+    """The parts of a worker, put together in app.py."""
 
-    settings: Settings
+    settings: RuntimeSettings
     source: Source
     ingest: Ingest
     learner: OnlineLearner
@@ -36,47 +38,70 @@ class Worker:
     publisher: Publisher
     dead_letters: DeadLetters
     saver: Saver
-    health: Health
     report: Report
+    health: Health
     stopping: threading.Event  # set by a signal; the loop ends after the turn it is in
     clock: Callable[[], float] = time.monotonic
 
     def run(self, *, drain: bool = False) -> None:
-        """Turn until told to stop; with `drain`, until everything there was to read is learned and published."""
-        waiting_since = self.clock()
-        while not self.stopping.is_set():
+        """Turn until told to stop; with `drain`, until everything there is to read is learned and published."""
+        filling_since = self.clock()
+        while not self.stopping.is_set() and self.publisher.superseded_by is None:
             self.health.turn()
-            if self.publisher.superseded_by is not None:
-                self._stand_by()
-                return
             # 1. read and observe; mini-batches are learned as they fill
             records = self.source.poll(_IDLE_S)
             if records is not None:
                 self.outbox.mark(self.ingest.take(records))
             # 2. a mini-batch that does not fill does not wait for ever
-            if not self.learner.pending or records is not None:
-                waiting_since = self.clock()
-            elif self._waited(waiting_since):
+            if records is not None or not self.learner.pending:
+                filling_since = self.clock()
+            elif self._waited_long(filling_since):
                 self.learner.learn()
             # 3. publish, save, tell
-            self._turn_outbox()
+            self._publish()
             self.saver.turn(self.clock())
             self.report.turn(self.clock())
             if drain and records is None and self._drained():
                 return
+        if self.publisher.superseded_by is not None:
+            self._stand_by()
 
     def stop(self) -> None:
-        """Save, publish what is waiting, close; all within the grace setting. In this order:
-
-        1. save: the filling mini-batch as it is; 2. publish; 3. the last report; 4. close.
-        """
-        deadline = self.clock() + self.settings.runtime.grace_s
-        self.saver.save_now(deadline - self.clock())
+        """Within the grace setting, in this order: save, the filling mini-batch as it is; publish; close."""
+        deadline = self.clock() + self.settings.grace_s
+        self.saver.save_now(self.settings.grace_s / 2, self.clock())
         self.outbox.hurry()
-        while self.publisher.connected and not self.outbox.settled and self.clock() < deadline:
-            self._turn_outbox()
-            self.stopping.wait(0) or time.sleep(0.005)
-        self.report.last()
-        self.publisher.close(max(0.5, min(5.0, deadline - self.clock())))
-        self.dead_letters.close(max(0.5, min(5.0, deadline - self.clock())))
+        while self.publisher.connected and not self.outbox.settled and self.clock() < deadline - _CLOSE_S:
+            self._publish()
+            time.sleep(0.002)
+        self.report.log("stopped")
+        self.publisher.close(max(_CLOSE_S, deadline - self.clock()))
+        self.dead_letters.close(_CLOSE_S)
         self.source.close()
+        self.saver.close()
+
+    def _publish(self) -> None:
+        ended = not self.outbox.live and self._at_end()
+        self.outbox.turn(self.clock(), now_ms(), self.source.positions(), self.report.figures, ended)
+
+    def _waited_long(self, since_s: float) -> bool:
+        limit_ms = 0 if self.settings.deterministic else self.settings.max_wait_ms
+        return 0 < limit_ms <= 1000 * (self.clock() - since_s)
+
+    def _at_end(self) -> bool:
+        lag = self.source.lag()
+        return self.source.exhausted or (self.source.connected and bool(lag) and not any(lag.values()))
+
+    def _drained(self) -> bool:
+        if not self._at_end():
+            return False
+        if not self.settings.deterministic:
+            self.learner.learn()
+        return not self.publisher.connected or not self.outbox.backlog
+
+    def _stand_by(self) -> None:
+        """A newer worker has taken over: stay up, say so, touch nothing. A restart loop of two would be worse."""
+        log.error("superseded", by_epoch=self.publisher.superseded_by, own_epoch=self.publisher.epoch)
+        while not self.stopping.wait(_STAND_BY_S):
+            self.health.turn()
+            self.report.turn(self.clock())

@@ -21,7 +21,6 @@ from worker.ingest import Taken
 from worker.publisher import Publisher
 from worker.settings import PublishSettings
 from worker.source import Partition, Positions
-from worker.telemetry import Telemetry
 from worker.updates import Ack, Heartbeat, ItemVectors, Popular, Removed, UserVectors
 
 _ITEMS_AT_ONCE = 10_000
@@ -132,10 +131,8 @@ class Outbox:
     swept away.
     """
 
-    def __init__(
-        self, learner: OnlineLearner, publisher: Publisher, settings: PublishSettings, telemetry: Telemetry
-    ) -> None:
-        self._learner, self._publisher, self._settings, self._telemetry = learner, publisher, settings, telemetry
+    def __init__(self, learner: OnlineLearner, publisher: Publisher, settings: PublishSettings) -> None:
+        self._learner, self._publisher, self._settings = learner, publisher, settings
         self.version = 0
         self.live = False  # caught up with what readers have seen: vectors are handed over
         self.users_published = self.items_published = 0
@@ -349,6 +346,5 @@ class Outbox:
     def _take_ack(self, ack: Ack) -> None:
         if isinstance(ack.update, UserVectors):
             self.users_published += len(ack.update.ids) - ack.refused - ack.skipped
-            self._telemetry.observe_freshness(ack.acked_ms - ack.update.event_times_ms)
         elif isinstance(ack.update, ItemVectors):
             self.items_published += len(ack.update.ids) - ack.refused - ack.skipped

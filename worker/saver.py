@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from worker.checkpoint import FORMAT, CheckpointFolder, Header, Saved, now_ms
+from worker.checkpoint import CheckpointFolder, Header, Saved
 from worker.dead_letter import DeadLetters
 from worker.settings import CheckpointSettings
 from worker.source import Source
@@ -46,6 +46,7 @@ class Saver:
         self.saves = self.failures = 0  # of this run
         self.problem: str | None = None  # why the newest save failed
         self.newest: Saved | None = None
+        self.seconds = 0.0  # from the beginning of the newest save to its end
 
     def turn(self, now_s: float) -> None:
         """Finish a save that is written; begin one that is due."""
@@ -99,15 +100,8 @@ class Saver:
             log.error("checkpoint_failed", problem=self.problem)
             return
         assert saved.header is not None  # noqa: S101
+        self.seconds = now_s - (self._last_s or now_s)
         self.saves, self.problem, self.newest = self.saves + 1, None, saved
         self._saved_records = saved.header.records
         log.info("checkpoint_saved", path=str(saved.path), bytes=saved.bytes, records=saved.header.records)
         self._source.commit(saved.header.positions_by_partition())
-
-
-def header_of(
-    *, epoch: int, records: int, positions: dict[Any, int], model: dict[str, Any], counts: dict[str, int]
-) -> Header:
-    """A header of the present format for a state that is about to be saved."""
-    flat = [(topic, partition, offset) for (topic, partition), offset in sorted(positions.items())]
-    return Header(FORMAT, now_ms(), epoch, records, flat, model, counts)

@@ -1,0 +1,110 @@
+"""Puts a worker together: the only place where all the parts meet."""
+
+import signal
+import threading
+import time
+import uuid
+from contextlib import ExitStack
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+
+from model.learner import OnlineLearner
+from worker.checkpoint import CheckpointFolder, Saved, now_ms
+from worker.dead_letter import KafkaDeadLetters
+from worker.dedup import DedupWindow
+from worker.device import set_up_device
+from worker.events import Decoder
+from worker.http import Health, HttpServer
+from worker.ingest import Ingest
+from worker.kafka_source import KafkaSource
+from worker.loop import Worker
+from worker.outbox import Outbox
+from worker.publisher import Publisher
+from worker.report import Report
+from worker.saver import Saver
+from worker.settings import Settings
+from worker.state import WorkerState, check_compatible
+from worker.telemetry import Telemetry
+from worker.updates import Meta
+
+Found = tuple[Saved, dict[str, Any]]  # a verified checkpoint and its state
+
+log = structlog.get_logger(__name__)
+
+
+def run(settings: Settings, *, fresh: bool = False, drain: bool = False) -> None:
+    """Run a worker until SIGTERM or SIGINT; with `drain`, until there is nothing left to read.
+
+    Raises CheckpointError or SettingsError when it cannot start. An unexpected error ends it without a save: the
+    newest checkpoint is sound, what is in memory may not be.
+    """
+    stopping = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stopping.set())
+    with ExitStack() as stack:
+        folder = CheckpointFolder(settings.checkpoint.dir, settings.checkpoint.keep)
+        folder.lock()
+        stack.callback(folder.unlock)
+        health, telemetry = Health(settings.http.stale_after_s), Telemetry()
+        stack.callback(HttpServer(settings.http, health, telemetry.registry).close)
+        found = None if fresh else folder.newest_sound()
+        worker = assemble(settings, folder, found, health, telemetry, stopping, replace=fresh)
+        worker.publisher.start()
+        worker.run(drain=drain)
+        worker.stop()
+
+
+def assemble(
+    settings: Settings,
+    folder: CheckpointFolder,
+    found: Found | None,
+    health: Health,
+    telemetry: Telemetry,
+    stopping: threading.Event,
+    *,
+    replace: bool = False,
+) -> Worker:
+    """A worker that goes on from the checkpoint `found`, or starts afresh without one."""
+    learner = _learner(settings, found, telemetry)
+    dead_letters, source = KafkaDeadLetters(settings.kafka), KafkaSource(settings.kafka)
+    ingest = Ingest(Decoder(settings.events), DedupWindow(settings.events.dedup_window), dead_letters, learner)
+    header = found[0].header if found else None
+    meta = Meta(learner.family.dim, learner.family.name, learner.family.exact, _model_id(found), now_ms())
+    saved_epoch = header.epoch if header else 0
+    publisher = Publisher(
+        settings.redis,
+        settings.publish,
+        meta,
+        checkpoint_epoch=saved_epoch,
+        replace=replace,
+        telemetry=telemetry,
+    )
+    outbox = Outbox(learner, publisher, settings.publish)
+    state = WorkerState(learner, ingest, outbox, source.positions, lambda: publisher.epoch or saved_epoch, meta.model)
+    if found and header:
+        state.load(found[1])
+        log.info("resumed", checkpoint=str(found[0].path), records=header.records)
+    else:
+        log.info("fresh_start", start=settings.kafka.start, checkpoints=str(folder.path))
+    source.seek(header.positions_by_partition() if header else {})
+    saver = Saver(folder, settings.checkpoint, state.snapshot, lambda: ingest.records, source, dead_letters)
+    stalled_after_s = settings.http.stale_after_s
+    report = Report(learner, ingest, outbox, publisher, saver, source, telemetry, health, stalled_after_s)
+    return Worker(
+        settings.runtime, source, ingest, learner, outbox, publisher, dead_letters, saver, report, health, stopping
+    )
+
+
+def _learner(settings: Settings, found: Found | None, telemetry: Telemetry) -> OnlineLearner:
+    if found and found[0].header:
+        check_compatible(found[0].path, found[1], found[0].header.model, settings.model)
+    device = set_up_device(settings.runtime)
+    telemetry.describe(version("freshet"), settings.model.family, str(device))
+    share, window = settings.evaluation.share, settings.evaluation.window
+    return OnlineLearner(settings.model, device, ranked_share=share, window=window, clock=time.monotonic)
+
+
+def _model_id(found: Found | None) -> str:
+    return str(found[1]["model_id"]) if found else uuid.uuid4().hex
