@@ -1,6 +1,6 @@
 """Where events come from: the protocol that Kafka and a file share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,6 +16,24 @@ class Partition(NamedTuple):
 Positions = dict[Partition, int]
 
 
+class SourceError(RuntimeError):
+    """Reading cannot go on without a person: a wrong setting, or a gap that the settings do not allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A place where the log no longer goes on where it should: retention, a truncated log, a topic made anew."""
+
+    partition: Partition
+    expected: int  # the position
+    found: int  # where reading goes on; below `expected` the log has begun anew
+
+    @property
+    def lost(self) -> int:
+        """Offsets that can no longer be read, at least; not all of them need have been records."""
+        return max(0, self.found - self.expected)
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where one record came from, for logs and the dead-letter topic."""
@@ -25,14 +43,19 @@ class Origin:
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes], ...] = ()
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class Records(Protocol):
     """What one poll brought, in columns: record i of every column is the same record."""
 
-    values: Sequence[bytes | None]
-    timestamps_ms: Sequence[int]  # of the records, milliseconds since the epoch, UTC
+    @property
+    def values(self) -> Sequence[bytes | None]: ...
+
+    @property
+    def timestamps_ms(self) -> Sequence[int]:
+        """Of the records, milliseconds since the epoch, UTC; negative where a record has none."""
+        ...
 
     def origin(self, index: int) -> Origin:
         """Record `index` whole; slow, for rejected records."""
@@ -43,11 +66,18 @@ class Source(Protocol):
     """A stream of records with positions that the caller keeps."""
 
     def seek(self, positions: Positions) -> None:
-        """Read on from `positions`. Partitions that it does not name start where the settings say."""
+        """Read on from `positions`, at the start or at any time later.
+
+        A partition that they do not name is read from its beginning if they name another one of its topic (it
+        is new); otherwise it starts where the settings say.
+        """
         ...
 
     def poll(self, timeout_s: float) -> Records | None:
-        """The next records, or None when none came in time. Never raises for weather."""
+        """The next records, or None when none came in time. Never raises for weather.
+
+        Raises SourceError when reading cannot go on.
+        """
         ...
 
     def positions(self) -> Positions:
@@ -55,11 +85,32 @@ class Source(Protocol):
         ...
 
     def lag(self) -> dict[Partition, int]:
-        """Offsets between the position and the end that readers may see; 0 = caught up."""
+        """Offsets between the position and the end that readers may see; 0 = caught up.
+
+        The end may be a second old, and a partition whose end is not known yet is missing.
+        """
+        ...
+
+    @property
+    def caught_up(self) -> bool:
+        """True when everything that was there to read after the newest record had come has been returned."""
+        ...
+
+    @property
+    def stopped(self) -> Mapping[Partition, str]:
+        """Partitions that cannot be read any further, with the reason. They stay at their position."""
+        ...
+
+    def take_gaps(self) -> list[Gap]:
+        """The gaps that were found since the last call."""
         ...
 
     def commit(self, positions: Positions) -> None:
-        """Tell the outside how far the checkpoint is. Only grows, never blocks for long, never raises."""
+        """Tell the outside how far the checkpoint is. Only grows, never blocks, never raises."""
+        ...
+
+    def rewind(self, positions: Positions) -> None:
+        """As `commit`, but goes back too, loudly: an older checkpoint had to be used."""
         ...
 
     @property
@@ -73,5 +124,5 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back, within a bounded time."""
+        """Give everything back, within a bounded time. May be called twice."""
         ...
