@@ -7,7 +7,7 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-def eventually(condition: Callable[[], Value], timeout_s: float = 20.0, what: str = "") -> Value:
+def eventually(condition: Callable[[], Value], timeout_s: float = 20.0, what: str | Callable[[], str] = "") -> Value:
     """The first true value of `condition`, asked again and again; AssertionError that says what never came.
 
     An AssertionError or OSError inside the condition counts as "not yet".
@@ -21,6 +21,10 @@ def eventually(condition: Callable[[], Value], timeout_s: float = 20.0, what: st
         except (AssertionError, OSError) as error:
             last = error
         if time.monotonic() > deadline:
-            name = what or getattr(condition, "__doc__", None) or getattr(condition, "__name__", "the condition")
+            name = (
+                (what() if callable(what) else what)
+                or getattr(condition, "__doc__", None)
+                or getattr(condition, "__name__", "the condition")
+            )
             raise AssertionError(f"not within {timeout_s:g} s: {name} (last: {last!r})")
         time.sleep(0.005)

@@ -98,7 +98,7 @@ def test_figures_of_any_stretch() -> None:
     gains = np.array([1 / math.log2(r + 2) if 0 <= r < 10 else 0.0 for r in ranks])
     assert curve.mean()["recall_at_10"] == pytest.approx(hits.mean())
     assert curve.mean()["ndcg_at_10"] == pytest.approx(gains.mean())
-    assert curve.mean()["mrr_at_10"] == pytest.approx(np.where(hits, 1 / (ranks + 1.0), 0).mean())
+    assert curve.mean()["mrr_at_10"] == pytest.approx(np.where(hits, 1 / (np.abs(ranks) + 1.0), 0).mean())
     assert curve.mean(0.5)["recall_at_10"] == pytest.approx(hits[5000:].mean(), abs=1e-3)  # a block is cut
     assert curve.windowed()["recall_at_10"] == pytest.approx(hits[-300:].mean())
 

@@ -1,0 +1,188 @@
+"""Checkpoint files: whole or not used at all."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from worker.checkpoint import FORMAT, CheckpointError, CheckpointFolder, Header, load
+from worker.source import Partition
+
+
+def header(records: int = 7) -> Header:
+    return Header(
+        FORMAT, 1_700_000_000_000, 12, records, [("clicks", 0, records + 3)], {"dim": 8}, {"learned": records}
+    )
+
+
+def state(value: int = 1) -> dict[str, object]:
+    return {"weights": torch.full((50, 8), float(value)), "nested": {"list": [1, "ü", None], "big": 2**70}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[CheckpointFolder]:
+    folder = CheckpointFolder(tmp_path / "checkpoints", keep=3)
+    folder.lock()
+    yield folder
+    folder.unlock()
+
+
+def test_what_was_saved_is_loaded_with_its_positions(folder: CheckpointFolder) -> None:
+    saved = folder.save(state(), header())
+    again, content = load(saved.path)
+    assert again.header == saved.header
+    assert again.header is not None
+    assert again.header.positions_by_partition() == {Partition("clicks", 0): 10}
+    assert torch.equal(content["weights"], state()["weights"])  # type: ignore[arg-type]
+    assert content["nested"] == state()["nested"]
+
+
+def test_the_newest_are_kept_and_the_newest_is_used(folder: CheckpointFolder) -> None:
+    for n in range(1, 6):
+        folder.save(state(n), header(n))
+    kept = folder.list()
+    assert [one.serial for one in kept] == [5, 4, 3]
+    found = folder.newest_sound()
+    assert found is not None
+    assert found[0].header is not None
+    assert found[0].header.records == 5
+
+
+def test_an_empty_folder_has_none(folder: CheckpointFolder) -> None:
+    assert folder.newest_sound() is None
+    assert folder.list() == []
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_one_flipped_bit_anywhere_is_found_and_the_one_before_is_used(
+    folder: CheckpointFolder, data: st.DataObject
+) -> None:
+    """M1: never a mix of two checkpoints, and never a damaged one."""
+    folder.save(state(1), header(1))
+    newest = folder.save(state(2), header(2)).path
+    content = bytearray(newest.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    newest.write_bytes(content)
+    found = folder.newest_sound()
+    assert found is not None
+    assert found[0].header == header_read_from(found[0].path)
+    assert found[0].header is not None
+    assert found[0].header.positions == [("clicks", 0, 4)]
+    assert float(found[1]["weights"][0, 0]) == 1.0
+    with pytest.raises(CheckpointError, match=newest.name):
+        load(newest)
+
+
+def header_read_from(path: Path) -> Header | None:
+    return load(path)[0].header
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 0.9999))
+def test_a_file_cut_anywhere_is_found(folder: CheckpointFolder, share: float) -> None:
+    folder.save(state(1), header(1))
+    newest = folder.save(state(2), header(2)).path
+    os.truncate(newest, int(share * newest.stat().st_size))
+    found = folder.newest_sound()
+    assert found is not None
+    assert float(found[1]["weights"][0, 0]) == 1.0
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, ("touch hostile-checkpoint-ran",)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(folder: CheckpointFolder) -> None:
+    path = folder.save({"state": Hostile()}, header()).path
+    with pytest.raises(CheckpointError, match="more than tensors and plain data"):
+        load(path)
+    assert not Path("hostile-checkpoint-ran").exists()
+
+
+def test_another_format_is_refused_by_name(folder: CheckpointFolder) -> None:
+    other = header()
+    object.__setattr__(other, "format", 99)
+    path = folder.save(state(), other).path
+    with pytest.raises(CheckpointError, match="format 99, but this version reads format 1"):
+        load(path)
+    assert "format 99" in folder.list()[0].problem
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The kernel refuses to write files past `size` bytes, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_during_a_save_leaves_what_was_there(folder: CheckpointFolder) -> None:
+    """M8."""
+    folder.save(state(1), header(1))
+    with largest_file(2000), pytest.raises(OSError, match="[Ff]ile too large"):
+        folder.save(state(2), header(2))
+    assert not list(folder.path.glob("*.tmp"))
+    found = folder.newest_sound()
+    assert found is not None
+    assert float(found[1]["weights"][0, 0]) == 1.0
+    folder.save(state(3), header(3))
+    assert folder.list()[0].header is not None
+
+
+def test_a_vanished_folder_is_an_error_of_the_save_and_not_of_the_process(folder: CheckpointFolder) -> None:
+    folder.path.rename(folder.path.with_name("elsewhere"))
+    with pytest.raises(OSError, match="No such file"):
+        folder.save(state(), header())
+
+
+def test_what_a_killed_save_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-0000000007.tmp").write_bytes(b"half")
+    folder = CheckpointFolder(tmp_path, keep=3)
+    folder.lock()
+    assert folder.save(state(), header()).serial == 1
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-0000000001.pt", "lock"]
+    folder.unlock()
+
+
+HOLD = """
+import sys, pathlib
+from worker.checkpoint import CheckpointFolder
+folder = CheckpointFolder(pathlib.Path(sys.argv[1]), 3)
+folder.lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_in_use_says_by_whom(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(CheckpointError, match=f"in use by process {holder.pid} on"):
+            CheckpointFolder(tmp_path, 3).lock()
+        holder.kill()
+        holder.wait()
+    folder = CheckpointFolder(tmp_path, 3)
+    folder.lock()  # the lock went with the process
+    folder.unlock()
+
+
+def test_a_folder_that_is_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="cannot be used"):
+        CheckpointFolder(tmp_path / "file", 3).lock()
