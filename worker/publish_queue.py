@@ -117,6 +117,11 @@ class Task(Protocol):
         """Rows that are not sent yet."""
         ...
 
+    @property
+    def left_bytes(self) -> int:
+        """Of those rows, roughly and at most."""
+        ...
+
 
 def task_of(update: Update, max_users: int) -> Task:
     """The task for an update; at most `max_users` users go into one call."""
@@ -153,6 +158,10 @@ class _VectorsTask:
         self._sent += len(rows)
         self.done = self._sent == len(self._rows)
 
+    @property
+    def left_bytes(self) -> int:
+        return len(self) * self._row_bytes()
+
     def _row_bytes(self) -> int:
         update = self._vectors
         texts = update.recent if isinstance(update, UserVectors) else update.attributes
@@ -172,6 +181,10 @@ class _RemovedTask:
     def __len__(self) -> int:
         return len(self._ids) - self._sent
 
+    @property
+    def left_bytes(self) -> int:
+        return len(self) * _HASH_BYTES
+
     def send(self, writer: RedisWriter, call_bytes: int) -> None:  # noqa: ARG002 (ids are short)
         ids = self._ids[self._sent : self._sent + _ROWS_PER_CALL]
         self.refused += writer.remove(ids, self._version)
@@ -187,6 +200,10 @@ class _SingleTask:
         self._single = update
 
     def __len__(self) -> int:
+        return 0
+
+    @property
+    def left_bytes(self) -> int:
         return 0
 
     def send(self, writer: RedisWriter, call_bytes: int) -> None:  # noqa: ARG002 (always one call)

@@ -45,8 +45,8 @@ __all__ = [
     "wall_clock_ms",
 ]
 
-_CALL_BYTES = 4 << 20  # halved while calls run into their limit, so that a slow line gets through
-_LEAST_CALL_BYTES = 64 << 10
+# A call that runs into its time limit is halved, so that a slow line gets through, and grows again by the least.
+_CALL_BYTES, _LEAST_CALL_BYTES = 4 << 20, 64 << 10
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.05, 1.0
 _SWEEP_KEYS, _SWEEP_PAUSE_S = 1000, 0.1  # looked at in one step, and the time between two
 
@@ -279,9 +279,13 @@ class Publisher:
         return True
 
     def _send(self, task: Task) -> None:
-        task.send(self._writer, self._call_bytes)
+        try:
+            task.send(self._writer, self._call_bytes)
+        except TimeoutError:
+            self._call_bytes = max(_LEAST_CALL_BYTES, min(self._call_bytes, task.left_bytes) // 2)
+            raise
         self._queue.sent()
-        self._call_bytes = min(_CALL_BYTES, 2 * self._call_bytes)
+        self._call_bytes = min(_CALL_BYTES, self._call_bytes + _LEAST_CALL_BYTES)
         self._next_watch = time.monotonic() + self._heartbeat_s
         if task.done:
             ack = Ack(task.update, self._now_ms(), task.refused, task.skipped)
@@ -311,8 +315,6 @@ class Publisher:
             log.warning("Redis cannot be written", kind=kind, error=text)
         self._failure = kind, text
         self._failures += 1
-        if isinstance(error, TimeoutError):
-            self._call_bytes = max(_LEAST_CALL_BYTES, self._call_bytes // 2)
         # a fresh connection finds the new master behind a name, and no late reply of an old call
         self._client.connection_pool.disconnect()
         self._sweep.restart()

@@ -70,8 +70,10 @@ def error_kind(error: Exception) -> str:
         if isinstance(error, kind):
             return word
     if isinstance(error, ResponseError):
-        # redis-py has no class of its own for a server that refuses writes because it cannot save
-        return "misconf" if str(error).startswith("MISCONF") else "response"
+        # redis-py has no classes for these: a server that refuses writes because it cannot save, and one that
+        # ends a long first command of a client who should have logged in
+        special = {"MISCONF": "misconf", "Protocol error: unauthenticated": "auth"}
+        return next((kind for start, kind in special.items() if str(error).startswith(start)), "response")
     return "connection" if isinstance(error, OSError) else "other"
 
 
