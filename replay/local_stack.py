@@ -17,7 +17,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, ClassVar, Self
+from typing import IO, ClassVar, Self
+
+from replay.kafka_client import create_topic
+
+__all__ = [
+    "Broker",
+    "KafkaBroker",
+    "LocalServer",
+    "NoidaBroker",
+    "RedisServer",
+    "StackError",
+    "create_topic",
+    "find_noida",
+    "find_redis_server",
+    "free_port",
+    "guard",
+    "release",
+    "start_broker",
+    "start_redis",
+]
 
 # Below the ranges that Linux and macOS take outgoing ports from, so that a restart finds its port free.
 _PORTS = range(20_000, 32_000)
@@ -381,31 +400,6 @@ def _program(path: Path) -> str:
     if not os.access(path, os.X_OK):
         path.chmod(0o755)  # some installers drop the executable bit of package data
     return str(path)
-
-
-def create_topic(
-    bootstrap_servers: str,
-    name: str,
-    partitions: int = 1,
-    configs: Mapping[str, str] | None = None,
-    **client_options: Any,
-) -> bool:
-    """Create a topic and wait until it can be written; False if it exists already.
-
-    `client_options` go to kafka-python's admin client (security, timeouts). Raises its KafkaError.
-    """
-    from kafka import KafkaAdminClient
-    from kafka.errors import TopicAlreadyExistsError
-
-    options: dict[str, Any] = {"bootstrap_timeout_ms": 10_000} | client_options
-    topic = {"num_partitions": partitions, "configs": dict(configs or {})}
-    with KafkaAdminClient(bootstrap_servers=bootstrap_servers, **options) as admin:
-        try:
-            admin.create_topics({name: topic})
-        except TopicAlreadyExistsError:
-            return False
-        admin.wait_for_topics([name])
-    return True
 
 
 def guard(group: int) -> subprocess.Popen[bytes]:

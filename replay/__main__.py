@@ -1,0 +1,288 @@
+"""The command line: `python -m replay movielens`, `file`, `synthetic` and `demo`."""
+
+import argparse
+import logging
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from replay import demo, kafka_client, progress, runner
+from replay.datasets import Dataset, DatasetError, delimited, movielens
+from replay.datasets.synthetic import Synthetic
+from replay.kafka_client import KafkaUnavailableError
+from replay.pacing import EventTime, FixedRate, Pacer, Unpaced
+from replay.producer import DeliveryError, EventProducer
+from replay.runner import Outcome
+from replay.stream import Selection
+
+_Number = TypeVar("_Number", int, float)
+OK, FAILED, INTERRUPTED = 0, 1, 130
+
+_EPILOG = """\
+Kafka is found and spoken to as the worker does it: FRESHET_KAFKA__BOOTSTRAP_SERVERS, FRESHET_KAFKA__TOPICS,
+FRESHET_KAFKA__SECURITY_PROTOCOL, FRESHET_KAFKA__SASL_MECHANISM, _SASL_USERNAME, _SASL_PASSWORD,
+_SSL_CAFILE, _SSL_CERTFILE, _SSL_KEYFILE, _SSL_PASSWORD, _SSL_CHECK_HOSTNAME.
+Exit codes: 0 everything was sent and acknowledged, 1 it was not, 2 wrong arguments, 130 interrupted."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO if options.verbose else logging.CRITICAL, stream=sys.stderr)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return int(options.run(options))
+    except (DatasetError, KafkaUnavailableError) as error:
+        _say(str(error))
+        return FAILED
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(message: str) -> None:
+    print(f"replay: {message}", file=sys.stderr, flush=True)
+
+
+# --- what each command replays ---
+
+
+def _movielens(options: argparse.Namespace) -> Dataset:
+    return movielens.load(options.version, options.path, options.cache_dir, options.mirror, _say)
+
+
+def _file(options: argparse.Namespace) -> Dataset:
+    return delimited.load(options.path, options.columns, options.delimiter, not options.no_header)
+
+
+def _synthetic(options: argparse.Namespace) -> Dataset:
+    return Synthetic(
+        n_events=options.events,
+        n_users=options.users,
+        n_items=options.items,
+        n_clusters=options.clusters,
+        seed=options.seed,
+        drift_at=options.drift_at,
+        repeats=options.repeats,
+        mode=options.mode,
+    )
+
+
+# --- replaying it ---
+
+
+def _replay(options: argparse.Namespace) -> int:
+    dataset: Dataset = options.load(options)
+    selection = _selection(options, dataset)
+    security = kafka_client.security_options()
+    partitions = options.partitions if options.create_topic else None
+    kafka_client.ensure_topic(options.bootstrap_servers, options.topic, partitions, **security)
+    if options.items_topic:
+        _send_items(options, dataset)
+    with ExitStack() as stack:
+        producer = stack.enter_context(
+            EventProducer(options.bootstrap_servers, options.topic, options.compression, **security)
+        )
+        advance = stack.enter_context(progress.shown(dataset.name, selection.total(dataset)))
+        outcome = runner.replay(dataset, selection, _pacer(options), producer, advance, options.event_type)
+    _say(_summary(outcome))
+    if outcome.interrupted:
+        return INTERRUPTED
+    return OK if outcome.error is None else FAILED
+
+
+def _send_items(options: argparse.Namespace, dataset: Dataset) -> None:
+    security = kafka_client.security_options()
+    kafka_client.ensure_topic(
+        options.bootstrap_servers,
+        options.items_topic,
+        1 if options.create_topic else None,
+        {"cleanup.policy": "compact"},
+        **security,
+    )
+    with EventProducer(options.bootstrap_servers, options.items_topic, options.compression, **security) as to:
+        try:
+            count = runner.send_items(dataset.items(), to, time.time_ns() // 1_000_000)
+        except DeliveryError as error:
+            raise KafkaUnavailableError(str(error)) from error
+    _say(f"{count:,} items described in {options.items_topic}")
+
+
+def _selection(options: argparse.Namespace, dataset: Dataset) -> Selection:
+    start = options.start_at
+    if isinstance(start, datetime):
+        start = dataset.index_at(int(start.timestamp() * 1000))
+    return Selection(start, options.limit, options.min_rating, options.loop)
+
+
+def _pacer(options: argparse.Namespace) -> Pacer:
+    if options.rate is not None:
+        return FixedRate(options.rate)
+    return Unpaced() if options.speedup is None else EventTime(options.speedup)
+
+
+def _summary(outcome: Outcome) -> str:
+    sent = f"{outcome.delivered:,} events sent and acknowledged in {outcome.elapsed_s:.1f} s"
+    if outcome.go_on_at is None:
+        return f"{sent} ({outcome.events_per_s:,.0f} events/s)"
+    why = "interrupted" if outcome.error is None else outcome.error
+    return f"{why}; {sent}; --start-at {outcome.go_on_at} goes on from there"
+
+
+# --- arguments ---
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m replay",
+        description="Stream a data set into Kafka as click events, keyed by user, in the order they happened.",
+        epilog=_EPILOG,
+        formatter_class=formatter,
+    )
+    commands = parser.add_subparsers(title="what to replay", required=True, metavar="COMMAND")
+    for name, summary, add, load in _COMMANDS:
+        command = commands.add_parser(
+            name, help=summary, description=summary, epilog=_EPILOG, formatter_class=formatter
+        )
+        add(command)
+        _add_shared(command)
+        command.set_defaults(run=_replay, load=load)
+    demo.add_command(commands)
+    return parser
+
+
+def _add_movielens(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--version", choices=list(movielens.VERSIONS), default="100k", help="which MovieLens (default: 100k)")
+    add("--path", type=Path, help="read this file, folder or zip instead of downloading")
+    add("--cache-dir", type=Path, default=movielens.DEFAULT_CACHE, help="downloads (default: %(default)s)")
+    add("--mirror", metavar="URL", default=movielens.HOME, help="where the archives are (default: %(default)s)")
+
+
+def _add_file(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("path", type=Path, help="CSV, TSV, :: or other delimited text, gzipped or not")
+    add(
+        "--columns",
+        type=_columns,
+        metavar="FIELD=COLUMN,…",
+        help="user_id=…,item_id=… and where there are any timestamp, value, event_type, event_id; columns by "
+        "name, or by number from 1 without a header (default: common names are recognised)",
+    )
+    add("--delimiter", type=_delimiter, help="between columns, \\t for a tab (default: found out)")
+    add("--no-header", action="store_true", help="the first line is data already")
+
+
+def _add_synthetic(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    for name, default, what in (
+        ("events", 100_000, "clicks in all"),
+        ("users", 2_000, "users, half of whom appear while the stream runs"),
+        ("items", 2_000, "items, likewise"),
+        ("clusters", 10, "clusters of items; each user likes one"),
+    ):
+        add(f"--{name}", type=_positive, default=default, help=f"{what} (default: {default})")
+    add("--seed", type=int, default=0, help="another seed, another stream")
+    add("--drift-at", type=_natural, metavar="N", help="from event N on, every user likes another cluster")
+    add("--repeats", type=_finite, default=0.0, metavar="SHARE", help="clicks on the user's last item again")
+    add("--mode", choices=["sessions", "uniform"], default="sessions", help="clicks in a row, or any user each")
+
+
+def _add_shared(command: argparse.ArgumentParser) -> None:
+    _add_pace(command.add_argument_group("pace (default: as fast as possible)").add_mutually_exclusive_group())
+    _add_choice(command.add_argument_group("which part"))
+    _add_kafka(command.add_argument_group("Kafka"))
+
+
+def _add_pace(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--rate", type=_above_zero, metavar="N", help="N events per second")
+    group.add_argument("--speedup", type=_above_zero, metavar="X", help="the events' own times, X times as fast")
+
+
+def _add_choice(group: argparse._ActionsContainer) -> None:
+    add = group.add_argument
+    add("--start-at", type=_start, default=0, metavar="N|TIME", help="from event N (0 = first) or ISO-8601 time")
+    add("--limit", type=_positive, metavar="N", help="N events at most")
+    add("--min-rating", type=_finite, metavar="R", help="only events whose rating (value) is R or more")
+    add("--loop", action="store_true", help="begin again at the end, until Ctrl-C")
+    add("--event-type", metavar="TYPE", help="of all events (default: the data's own, else click)")
+
+
+def _add_kafka(group: argparse._ActionsContainer) -> None:
+    add = group.add_argument
+    servers, topic = kafka_client.default_bootstrap_servers(), kafka_client.default_topic()
+    add("--bootstrap-servers", default=servers, metavar="HOST:PORT,…", help="default: %(default)s")
+    add("--topic", default=topic, help="default: %(default)s")
+    add("--create-topic", action="store_true", help="create the topic if it is not there")
+    add("--partitions", type=_positive, default=1, metavar="N", help="of a topic that is created (default: 1)")
+    add("--items-topic", metavar="TOPIC", help="describe the items (title, genres, year) there first")
+    add("--compression", type=_codec, default="lz4", help="lz4, zstd, gzip, snappy or none (default: lz4)")
+    add("--verbose", action="store_true", help="show what the Kafka client logs")
+
+
+def _number(kind: Callable[[str], _Number], right: Callable[[_Number], bool], allowed: str) -> Callable[[str], _Number]:
+    def parse(text: str) -> _Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not right(value):
+            raise argparse.ArgumentTypeError(f"must be {allowed}, not {text!r}")
+        return value
+
+    return parse
+
+
+_positive = _number(int, lambda value: value >= 1, "a whole number from 1")
+_natural = _number(int, lambda value: value >= 0, "a whole number from 0")
+_above_zero = _number(float, lambda value: 0 < value < math.inf, "a number above 0")
+_finite = _number(float, math.isfinite, "a number")
+
+
+def _start(text: str) -> int | datetime:
+    if text.isdecimal():
+        return int(text)
+    try:
+        time_given = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor an ISO-8601 time") from None
+    return time_given if time_given.tzinfo else time_given.replace(tzinfo=UTC)
+
+
+def _columns(text: str) -> dict[str, str]:
+    try:
+        return delimited.parse_columns(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _delimiter(text: str) -> str:
+    return text.replace("\\t", "\t")
+
+
+def _codec(text: str) -> str | None:
+    if text not in ("lz4", "zstd", "gzip", "snappy", "none"):
+        raise argparse.ArgumentTypeError("lz4, zstd, gzip, snappy or none")
+    return None if text == "none" else text
+
+
+_COMMANDS = (
+    ("movielens", "MovieLens ratings, downloaded where they are not there yet", _add_movielens, _movielens),
+    ("file", "any delimited file of interactions", _add_file, _file),
+    ("synthetic", "a made-up stream with a known answer", _add_synthetic, _synthetic),
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

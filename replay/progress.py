@@ -1,0 +1,74 @@
+"""Shows how far a replay is: a bar on a terminal, a plain line every few seconds elsewhere. Standard error."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import TimeRemainingColumn as Remaining
+from rich.text import Text
+
+_LINE_EVERY_S = 5.0
+_UPDATE_EVERY_S = 0.1
+
+Advance = Callable[[int], None]  # takes the number of events so far
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f} events/s", style="progress.data.speed")
+
+
+@contextmanager
+def shown(what: str, total: int | None, console: Console | None = None) -> Iterator[Advance]:
+    """Show progress while the block runs; call what it gives with the number of events so far."""
+    console = console or Console(stderr=True)
+    with _bar(what, total, console) if console.is_terminal else _lines(what, total, console) as show:
+        yield _now_and_then(show)
+
+
+@contextmanager
+def _bar(what: str, total: int | None, console: Console) -> Iterator[Advance]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), Remaining())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def _lines(what: str, total: int | None, console: Console) -> Iterator[Advance]:
+    began = time.monotonic()
+    due = began + _LINE_EVERY_S
+
+    def show(done: int) -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + _LINE_EVERY_S
+            console.print(line(what, done, total, now - began), highlight=False, soft_wrap=True)
+
+    yield show
+
+
+def line(what: str, done: int, total: int | None, elapsed_s: float) -> str:
+    """`ml-100k: 20,000 of 100,000 events, 4,000 events/s, 20 s left`."""
+    rate = done / elapsed_s if elapsed_s > 0 else 0.0
+    of = "" if total is None else f" of {total:,}"
+    left = "" if total is None or rate == 0 else f", {(total - done) / rate:,.0f} s left"
+    return f"{what}: {done:,}{of} events, {rate:,.0f} events/s{left}"
+
+
+def _now_and_then(show: Advance) -> Advance:
+    """Pass a count on ten times a second at most, as showing it costs more than sending an event."""
+    due = 0.0
+
+    def advance(done: int) -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + _UPDATE_EVERY_S
+            show(done)
+
+    return advance
