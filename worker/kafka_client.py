@@ -62,23 +62,35 @@ def open_consumer(settings: KafkaSettings, **options: Any) -> tuple[Any, Any, An
     Waits for the broker for a second at most, then raises one of kafka-python's errors. Raises SourceError for
     settings that cannot work.
     """
-    clients: list[Any] = []
+    fixed = {"enable_auto_commit": False, "auto_offset_reset": "none", "isolation_level": settings.isolation_level}
+    # kafka-python does not hand these on: its metadata would create topics, and ask for them ten times a second.
+    metadata = {"allow_auto_create_topics": False, "retry_backoff_ms": 500}
+    consumer, client = open_client(KafkaConsumer, metadata, **client_options(settings), **options, **fixed)
+    try:
+        return consumer, client.cluster, client.cluster.set_topics(settings.topics)
+    except (ValueError, TypeError) as error:
+        close_within(consumer.close, CLOSE_S)
+        raise SourceError(f"kafka.topics: {error}") from None
+
+
+def open_client(make: Callable[..., Any], metadata: dict[str, Any], **options: Any) -> tuple[Any, Any]:
+    """A consumer or producer and its KafkaNetClient; `metadata` are settings of the latter's metadata.
+
+    Raises one of kafka-python's errors, or SourceError for settings that cannot work.
+    """
+    opened: list[Any] = []
 
     def client(**config: Any) -> Any:
-        opened = KafkaNetClient(**config)
-        clients.append(opened)
-        # kafka-python does not hand these on: its metadata would create topics, and ask for them ten times a second.
-        opened.cluster.config.update(allow_auto_create_topics=False, retry_backoff_ms=500)
-        return opened
+        opened.append(KafkaNetClient(**config))
+        opened[0].cluster.config.update(metadata)
+        return opened[0]
 
-    fixed = {"enable_auto_commit": False, "auto_offset_reset": "none", "isolation_level": settings.isolation_level}
     try:
-        consumer = KafkaConsumer(**client_options(settings), **options, **fixed, kafka_client=client)
-        return consumer, clients[0].cluster, clients[0].cluster.set_topics(settings.topics)
+        return make(**options, kafka_client=client), opened[0]
     except BaseException as error:
-        # A consumer that could not be made leaves its thread and its connections behind.
-        for opened in clients:
-            close_within(opened.close, CLOSE_S)
+        # A client that could not connect leaves its thread and its connections behind.
+        for half_open in opened:
+            close_within(half_open.close, CLOSE_S)
         if isinstance(error, KafkaConfigurationError | ValueError | TypeError):
             raise SourceError(f"kafka: {error}") from None
         raise
