@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from worker.config_view import load_settings, print_config
+from worker.config_view import config_lines, load_settings, settings_table_markdown
 from worker.settings import Settings, SettingsError
 
 
@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--drain", action="store_true", help="stop when there is nothing left to read")
     run.set_defaults(command=_run)
     config = commands.add_parser("config", help="show the effective settings, where each comes from and what it does")
+    config.add_argument("--markdown", action="store_true", help="print the README's table of settings instead")
     config.set_defaults(command=_config)
     check = commands.add_parser("check", help="can Kafka, the topics, Redis, the checkpoints and the device be used?")
     check.set_defaults(command=_check)
@@ -62,7 +63,10 @@ def _run(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _config(settings: Settings, options: argparse.Namespace) -> int:
-    print_config(settings, options.env_file, sys.stdout)
+    if options.markdown:
+        print(settings_table_markdown(), end="")
+    else:
+        print(*config_lines(settings, options.env_file), sep="\n")
     return 0
 
 

@@ -89,6 +89,8 @@ def assemble(
     else:
         log.info("fresh_start", start=settings.kafka.start, checkpoints=str(folder.path))
     source.seek(header.positions_by_partition() if header else {})
+    if found and header and found[0].path != folder.list()[0].path:
+        source.rewind(header.positions_by_partition())  # a newer one is damaged
     saver = Saver(folder, settings.checkpoint, state.snapshot, lambda: ingest.records, source, dead_letters)
     stalled_after_s = settings.http.stale_after_s
     report = Report(learner, ingest, outbox, publisher, saver, source, telemetry, health, stalled_after_s)

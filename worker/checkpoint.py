@@ -16,7 +16,7 @@ import time
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import structlog
 import torch
@@ -187,7 +187,7 @@ class _Hashing(io.RawIOBase):
 
 def _write(file: IO[bytes], state: dict[str, Any], header: Header) -> Header:
     hashing = _Hashing(file)
-    torch.save(state, hashing)
+    torch.save(state, cast(IO[bytes], hashing))
     fields = asdict(header) | {"payload_bytes": hashing.length, "payload_sha256": hashing.sha256.hexdigest()}
     text = json.dumps(fields).encode()
     file.write(text)

@@ -89,8 +89,7 @@ class Worker:
         return 0 < limit_ms <= 1000 * (self.clock() - since_s)
 
     def _at_end(self) -> bool:
-        lag = self.source.lag()
-        return self.source.exhausted or (self.source.connected and bool(lag) and not any(lag.values()))
+        return self.source.exhausted or self.source.caught_up
 
     def _drained(self) -> bool:
         if not self._at_end():

@@ -53,6 +53,8 @@ class Report:
             return
         self._due_s = now_s + _EVERY_S
         self._lag = self._source.lag()
+        for gap in self._source.take_gaps():
+            self._telemetry.gap_records.labels(gap.partition.topic, gap.partition.partition).inc(gap.lost)
         self._rate = [*((t, n) for t, n in self._rate if now_s - t <= _RATE_OVER_S), (now_s, self._ingest.records)]
         self._count_events()
         self._tell_positions(now_s)
@@ -108,20 +110,27 @@ class Report:
 
     def _reasons(self, now_s: float) -> dict[str, str | None]:
         newer = self._publisher.superseded_by
-        stalled = [
-            f"{topic}/{partition}"
-            for (topic, partition), (_, since) in self._moved.items()
-            if self._lag.get(Partition(topic, partition), 0) > 0 and now_s - since > self._stalled_after_s
-        ]
         return {
             "start": None,
             "kafka": None if self._source.connected else "Kafka is out of reach, or the topic is not there yet",
-            "partitions": f"no progress although there is lag: {', '.join(stalled)}" if stalled else None,
+            "partitions": self._stopped_partitions() or self._stalled_partitions(now_s),
             "redis": self._publisher.problem,
             "catching_up": None if self._outbox.live else "catching up with what readers have already seen",
             "checkpoint": self._saver.problem,
             "superseded": f"a newer worker has taken over (epoch {newer})" if newer is not None else None,
         }
+
+    def _stopped_partitions(self) -> str | None:
+        stopped = [f"{topic}/{partition}: {why}" for (topic, partition), why in self._source.stopped.items()]
+        return f"cannot be read any further: {'; '.join(stopped)}" if stopped else None
+
+    def _stalled_partitions(self, now_s: float) -> str | None:
+        stalled = [
+            f"{at.topic}/{at.partition}"
+            for at, (_, since) in self._moved.items()
+            if self._lag.get(at, 0) > 0 and now_s - since > self._stalled_after_s
+        ]
+        return f"no progress although there is lag: {', '.join(stalled)}" if stalled else None
 
     def _count_events(self) -> None:
         now = Counter({"records": self._ingest.records, **_by_kind(self._ingest)})

@@ -77,6 +77,8 @@ def _route(level: str, stream: TextIO, formatter: logging.Formatter) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     logging.captureWarnings(True)
+    # kafka-python tells a missing topic as an error, twice a second; the source tells it once in a while
+    logging.getLogger("kafka.cluster").setLevel(logging.DEBUG if level == "DEBUG" else logging.CRITICAL)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(level if level in ("DEBUG", "ERROR") else "WARNING")
 
