@@ -2,18 +2,16 @@
 
 import argparse
 import logging
-import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
-from replay import demo, kafka_client, progress, runner
+from replay import arguments, demo, kafka_client, progress, runner
 from replay.datasets import Dataset, DatasetError, delimited, movielens
 from replay.datasets.synthetic import Synthetic
 from replay.kafka_client import KafkaUnavailableError
@@ -22,7 +20,6 @@ from replay.producer import DeliveryError, EventProducer
 from replay.runner import Outcome
 from replay.stream import Selection
 
-_Number = TypeVar("_Number", int, float)
 OK, FAILED, INTERRUPTED = 0, 1, 130
 
 _EPILOG = """\
@@ -32,9 +29,9 @@ _SSL_CAFILE, _SSL_CERTFILE, _SSL_KEYFILE, _SSL_PASSWORD, _SSL_CHECK_HOSTNAME.
 Exit codes: 0 everything was sent and acknowledged, 1 it was not, 2 wrong arguments, 130 interrupted."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.CRITICAL, stream=sys.stderr)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -176,12 +173,12 @@ def _add_file(command: argparse.ArgumentParser) -> None:
     add("path", type=Path, help="CSV, TSV, :: or other delimited text, gzipped or not")
     add(
         "--columns",
-        type=_columns,
+        type=arguments.columns,
         metavar="FIELD=COLUMN,…",
         help="user_id=…,item_id=… and where there are any timestamp, value, event_type, event_id; columns by "
         "name, or by number from 1 without a header (default: common names are recognised)",
     )
-    add("--delimiter", type=_delimiter, help="between columns, \\t for a tab (default: found out)")
+    add("--delimiter", type=arguments.delimiter, help="between columns, \\t for a tab (default: found out)")
     add("--no-header", action="store_true", help="the first line is data already")
 
 
@@ -193,10 +190,10 @@ def _add_synthetic(command: argparse.ArgumentParser) -> None:
         ("items", 2_000, "items, likewise"),
         ("clusters", 10, "clusters of items; each user likes one"),
     ):
-        add(f"--{name}", type=_positive, default=default, help=f"{what} (default: {default})")
+        add(f"--{name}", type=arguments.positive, default=default, help=f"{what} (default: {default})")
     add("--seed", type=int, default=0, help="another seed, another stream")
-    add("--drift-at", type=_natural, metavar="N", help="from event N on, every user likes another cluster")
-    add("--repeats", type=_finite, default=0.0, metavar="SHARE", help="clicks on the user's last item again")
+    add("--drift-at", type=arguments.natural, metavar="N", help="from event N on, every user likes another cluster")
+    add("--repeats", type=arguments.finite, default=0.0, metavar="SHARE", help="clicks on the user's last item again")
     add("--mode", choices=["sessions", "uniform"], default="sessions", help="clicks in a row, or any user each")
 
 
@@ -207,15 +204,23 @@ def _add_shared(command: argparse.ArgumentParser) -> None:
 
 
 def _add_pace(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--rate", type=_above_zero, metavar="N", help="N events per second")
-    group.add_argument("--speedup", type=_above_zero, metavar="X", help="the events' own times, X times as fast")
+    group.add_argument("--rate", type=arguments.above_zero, metavar="N", help="N events per second")
+    group.add_argument(
+        "--speedup", type=arguments.above_zero, metavar="X", help="the events' own times, X times as fast"
+    )
 
 
 def _add_choice(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
-    add("--start-at", type=_start, default=0, metavar="N|TIME", help="from event N (0 = first) or ISO-8601 time")
-    add("--limit", type=_positive, metavar="N", help="N events at most")
-    add("--min-rating", type=_finite, metavar="R", help="only events whose rating (value) is R or more")
+    add(
+        "--start-at",
+        type=arguments.start,
+        default=0,
+        metavar="N|TIME",
+        help="from event N (0 = first) or ISO-8601 time",
+    )
+    add("--limit", type=arguments.positive, metavar="N", help="N events at most")
+    add("--min-rating", type=arguments.finite, metavar="R", help="only events whose rating (value) is R or more")
     add("--loop", action="store_true", help="begin again at the end, until Ctrl-C")
     add("--event-type", metavar="TYPE", help="of all events (default: the data's own, else click)")
 
@@ -226,56 +231,10 @@ def _add_kafka(group: argparse._ActionsContainer) -> None:
     add("--bootstrap-servers", default=servers, metavar="HOST:PORT,…", help="default: %(default)s")
     add("--topic", default=topic, help="default: %(default)s")
     add("--create-topic", action="store_true", help="create the topic if it is not there")
-    add("--partitions", type=_positive, default=1, metavar="N", help="of a topic that is created (default: 1)")
+    add("--partitions", type=arguments.positive, default=1, metavar="N", help="of a topic that is created (default: 1)")
     add("--items-topic", metavar="TOPIC", help="describe the items (title, genres, year) there first")
-    add("--compression", type=_codec, default="lz4", help="lz4, zstd, gzip, snappy or none (default: lz4)")
+    add("--compression", type=arguments.codec, default="lz4", help="lz4, zstd, gzip, snappy or none (default: lz4)")
     add("--verbose", action="store_true", help="show what the Kafka client logs")
-
-
-def _number(kind: Callable[[str], _Number], right: Callable[[_Number], bool], allowed: str) -> Callable[[str], _Number]:
-    def parse(text: str) -> _Number:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not right(value):
-            raise argparse.ArgumentTypeError(f"must be {allowed}, not {text!r}")
-        return value
-
-    return parse
-
-
-_positive = _number(int, lambda value: value >= 1, "a whole number from 1")
-_natural = _number(int, lambda value: value >= 0, "a whole number from 0")
-_above_zero = _number(float, lambda value: 0 < value < math.inf, "a number above 0")
-_finite = _number(float, math.isfinite, "a number")
-
-
-def _start(text: str) -> int | datetime:
-    if text.isdecimal():
-        return int(text)
-    try:
-        time_given = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor an ISO-8601 time") from None
-    return time_given if time_given.tzinfo else time_given.replace(tzinfo=UTC)
-
-
-def _columns(text: str) -> dict[str, str]:
-    try:
-        return delimited.parse_columns(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _delimiter(text: str) -> str:
-    return text.replace("\\t", "\t")
-
-
-def _codec(text: str) -> str | None:
-    if text not in ("lz4", "zstd", "gzip", "snappy", "none"):
-        raise argparse.ArgumentTypeError("lz4, zstd, gzip, snappy or none")
-    return None if text == "none" else text
 
 
 _COMMANDS = (

@@ -149,15 +149,16 @@ class LocalServer:
         while not (_accepts(self.port) and self.answers()):
             if not self.running:
                 code = self.process.returncode if self.process else None
-                raise StackError(f"{self.name} ended at its start (exit code {code}).{self._log_tail()}")
+                raise StackError(f"{self.name} ended at its start (exit code {code}).{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise StackError(
                     f"{self.name} did not answer on 127.0.0.1:{self.port} within "
-                    f"{self.start_timeout_s:g} s.{self._log_tail()}"
+                    f"{self.start_timeout_s:g} s.{self.log_tail()}"
                 )
             time.sleep(_POLL_S)
 
-    def _log_tail(self, lines: int = 15) -> str:
+    def log_tail(self, lines: int = 15) -> str:
+        """The last lines that it printed, introduced by where they are; empty if there are none."""
         try:
             text = self.log_path.read_text(errors="replace").rstrip()
         except OSError:
@@ -340,7 +341,7 @@ class KafkaBroker(_Broker):
                 check=False,
             )
         if done.returncode:
-            raise StackError(f"kafka-storage.sh could not format {self.data_dir / 'data'}.{self._log_tail()}")
+            raise StackError(f"kafka-storage.sh could not format {self.data_dir / 'data'}.{self.log_tail()}")
 
     def command(self) -> list[str]:
         return [str(self.home / "bin" / "kafka-server-start.sh"), str(self._properties_path)]

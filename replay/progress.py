@@ -39,24 +39,25 @@ def _bar(what: str, total: int | None, console: Console) -> Iterator[Advance]:
 
 @contextmanager
 def _lines(what: str, total: int | None, console: Console) -> Iterator[Advance]:
-    began = time.monotonic()
-    due = began + _LINE_EVERY_S
+    first: tuple[float, int] | None = None  # when, and how many there were already
+    due = time.monotonic() + _LINE_EVERY_S
 
     def show(done: int) -> None:
-        nonlocal due
+        nonlocal due, first
         now = time.monotonic()
+        began, before = first = first or (now, done)
         if now >= due:
             due = now + _LINE_EVERY_S
-            console.print(line(what, done, total, now - began), highlight=False, soft_wrap=True)
+            rate = (done - before) / (now - began) if now > began else 0.0
+            console.print(line(what, done, total, rate), highlight=False, soft_wrap=True)
 
     yield show
 
 
-def line(what: str, done: int, total: int | None, elapsed_s: float) -> str:
+def line(what: str, done: int, total: int | None, rate: float) -> str:
     """`ml-100k: 20,000 of 100,000 events, 4,000 events/s, 20 s left`."""
-    rate = done / elapsed_s if elapsed_s > 0 else 0.0
     of = "" if total is None else f" of {total:,}"
-    left = "" if total is None or rate == 0 else f", {(total - done) / rate:,.0f} s left"
+    left = "" if total is None or rate <= 0 else f", {(total - done) / rate:,.0f} s left"
     return f"{what}: {done:,}{of} events, {rate:,.0f} events/s{left}"
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,12 @@ def replay(
     producer: EventProducer,
     advance: Advance,
     event_type: str | None = None,
+    watch: Callable[[Interaction], None] = lambda _: None,
 ) -> Outcome:
     """Send events until there are no more, one is not taken, or Ctrl-C; then wait for acknowledgements.
 
-    `event_type` goes before the data set's own; without either it is `click`. Raises DatasetError for an
-    interaction that the wire contract does not allow.
+    `event_type` goes before the data set's own; without either it is `click`. `watch` is told of each event
+    just before it is sent. Raises DatasetError for an interaction that the wire contract does not allow.
     """
     began = time.monotonic()
     interrupted, error, ended_at = False, None, selection.start
@@ -51,6 +52,7 @@ def replay(
             ended_at = number
             value = _encoded(dataset, number, event, event_type)
             _wait(dataset, number, event, pacer)
+            watch(event)
             producer.send(number, event.user, value)
             ended_at = number + 1
             advance(count)
