@@ -2,13 +2,14 @@
 
 import io
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET6, SHUT_RDWR
+from socket import AF_INET6, SHUT_RDWR, SHUT_WR
 from socketserver import TCPServer
 from typing import Any, ClassVar
 
@@ -107,6 +108,7 @@ def _cannot_listen(settings: HttpSettings, error: Exception) -> str:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 64
     allow_reuse_port = False  # two workers on one port must not share it unnoticed
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
@@ -138,7 +140,7 @@ class _Server(ThreadingHTTPServer):
                 del self._open[request]
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        log.debug("a client went away", client=str(client_address), exc_info=True)
+        log.debug("a client went away", client=str(client_address), error=repr(sys.exc_info()[1]))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -178,6 +180,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _not_allowed(self) -> None:
         self._json(HTTPStatus.METHOD_NOT_ALLOWED, {"error": "read-only"}, Allow="GET, HEAD")
+        self._linger()
+
+    def _linger(self) -> None:
+        """Take in what the client still sends: closing now would reset the connection before the answer arrives."""
+        with suppress(OSError):
+            self.connection.shutdown(SHUT_WR)
+            self.connection.settimeout(1)
+            for _ in range(16):
+                if not self.connection.recv(1 << 16):
+                    return
 
     def _healthz(self) -> tuple[HTTPStatus, str, bytes]:
         alive, age_s = self.health.alive, round(self.health.age_s, 3)
@@ -212,9 +224,11 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
         """What the standard library refuses by itself: a request that is malformed or too long."""
         self.close_connection = True
-        self.command = getattr(self, "command", None) or "GET"
+        # what could not be read may have no method, and counts as HTTP 0.9, which knows no status
+        self.command, self.request_version = getattr(self, "command", None) or "GET", "HTTP/1.0"
         status = HTTPStatus(code)
-        self._json(status, {"error": message or status.phrase})
+        self._json(status, {"error": status.phrase})
+        self._linger()
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug("http", client=self.address_string(), line=format % args)
