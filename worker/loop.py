@@ -13,11 +13,11 @@ from worker.dead_letter import DeadLetters
 from worker.http import Health
 from worker.ingest import Ingest
 from worker.outbox import Outbox
-from worker.publisher import Publisher
 from worker.report import Report
-from worker.saver import Saver
+from worker.saver import Saves
 from worker.settings import RuntimeSettings
 from worker.source import Source
+from worker.updates import Publishes
 
 _IDLE_S = 0.02  # longest wait for records: what else is due must not wait longer
 _STAND_BY_S = 0.2
@@ -35,9 +35,9 @@ class Worker:
     ingest: Ingest
     learner: OnlineLearner
     outbox: Outbox
-    publisher: Publisher
+    publisher: Publishes
     dead_letters: DeadLetters
-    saver: Saver
+    saver: Saves
     report: Report
     health: Health
     stopping: threading.Event  # set by a signal; the loop ends after the turn it is in

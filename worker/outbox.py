@@ -18,10 +18,9 @@ import torch
 from model.batch import Float32, Int32
 from model.learner import OnlineLearner
 from worker.ingest import Taken
-from worker.publisher import Publisher
 from worker.settings import PublishSettings
 from worker.source import Partition, Positions
-from worker.updates import Ack, Heartbeat, ItemVectors, Popular, Removed, UserVectors
+from worker.updates import Ack, Heartbeat, ItemVectors, Popular, Publishes, Removed, UserVectors
 
 _ITEMS_AT_ONCE = 10_000
 _PARTS_KEPT = 1000  # polls whose users wait
@@ -131,7 +130,7 @@ class Outbox:
     swept away.
     """
 
-    def __init__(self, learner: OnlineLearner, publisher: Publisher, settings: PublishSettings) -> None:
+    def __init__(self, learner: OnlineLearner, publisher: Publishes, settings: PublishSettings) -> None:
         self._learner, self._publisher, self._settings = learner, publisher, settings
         self.version = 0
         self.live = False  # caught up with what readers have seen: vectors are handed over

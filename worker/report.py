@@ -9,10 +9,10 @@ from model.learner import OnlineLearner
 from worker.http import Health
 from worker.ingest import OUTCOMES, Ingest
 from worker.outbox import Outbox
-from worker.publisher import Publisher
-from worker.saver import Saver
+from worker.saver import Saves
 from worker.source import Partition, Source
 from worker.telemetry import Telemetry
+from worker.updates import Publishes
 
 _EVERY_S = 0.5
 _LOG_EVERY_S = 30.0
@@ -29,8 +29,8 @@ class Report:
         learner: OnlineLearner,
         ingest: Ingest,
         outbox: Outbox,
-        publisher: Publisher,
-        saver: Saver,
+        publisher: Publishes,
+        saver: Saves,
         source: Source,
         telemetry: Telemetry,
         health: Health,

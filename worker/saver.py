@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -17,6 +17,22 @@ _FLUSH_S = 2.0  # longest wait for rejected records to reach their topic before 
 _RETRY_S = 10.0  # after a failed save, at most
 
 log = structlog.get_logger(__name__)
+
+
+class Saves(Protocol):
+    """What the loop wants of whoever saves."""
+
+    saves: int  # of this run
+    failures: int
+    problem: str | None  # why the newest save failed
+    newest: Saved | None
+    seconds: float  # that the newest save took
+
+    def turn(self, now_s: float) -> None: ...
+
+    def save_now(self, timeout_s: float, now_s: float) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class Saver:

@@ -1,6 +1,7 @@
 """What the loop hands to the publisher, in columns: row i of every column is the same id."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +90,39 @@ class Ack:
     acked_ms: int  # by this machine's clock
     refused: int = 0  # rows whose key holds a later (epoch, version)
     skipped: int = 0  # rows whose vector is not finite
+
+
+class Publishes(Protocol):
+    """What the loop wants of whoever publishes; see `worker.publisher.Publisher`."""
+
+    @property
+    def epoch(self) -> int | None: ...
+
+    @property
+    def seen_positions(self) -> bytes | None: ...
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def superseded_by(self) -> int | None: ...
+
+    @property
+    def problem(self) -> str | None: ...
+
+    def start(self) -> None: ...
+
+    def take_loss(self) -> bool: ...
+
+    def ready_for(self, kind: type[Update]) -> bool: ...
+
+    def submit(self, update: Update) -> None: ...
+
+    def acknowledged(self) -> list[Ack]: ...
+
+    def sweep(self) -> None: ...
+
+    def close(self, timeout_s: float) -> bool: ...
 
 
 # Fields of `rec:worker` that the publisher keeps itself.

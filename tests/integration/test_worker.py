@@ -11,12 +11,15 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from redis import Redis
 
+from model.config import ModelConfig
 from replay.local_stack import Broker, create_topic
 from tests.streams import clustered, differences
 from tests.waiting import eventually
 from tests.worker_process import WorkerProcess
 from worker.checkpoint import load
 from worker.events import encode
+from worker.offline import offline_worker
+from worker.settings import RuntimeSettings, Settings
 
 MakeWorker = Callable[..., WorkerProcess]
 pytestmark = pytest.mark.integration
@@ -240,3 +243,21 @@ def test_changed_settings_are_refused_with_both_values(
     assert "model.dim is 8 in the settings, but 16 in the checkpoint" in worker.log
     assert worker.start("run", "--fresh", "--drain").wait() == 0
     assert worker.checkpoints()[0].header.model["dim"] == 8  # type: ignore[union-attr]
+
+
+def test_a_file_and_kafka_make_the_same_model(
+    make_worker: MakeWorker, send: Callable[[list[bytes | None]], None]
+) -> None:
+    """The file source runs the very same loop: the figures are equal to the last digit, and so are the weights."""
+    values, *_ = clicks(3000)
+    send(values)
+    worker = make_worker(runtime__deterministic="true")
+    assert worker.start("run", "--drain").wait() == 0
+    state = load(worker.checkpoints()[0].path)[1]
+    model = ModelConfig(dim=16, history=10, negatives=32, batch_size=64)  # as BASE says
+    settings = Settings(model=model, runtime=RuntimeSettings(device="cpu", deterministic=True))
+    offline = offline_worker(settings, [(value, 1_700_000_000_000) for value in values])
+    offline.run(drain=True)
+    assert differences(offline.learner.state(), state["learner"]) == []
+    figures = offline.report.figures()
+    assert figures["recall_at_10"] == float(worker.heartbeat()["recall_at_10"])

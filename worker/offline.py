@@ -1,0 +1,91 @@
+"""The worker's loop without servers: a file is read, learned from and scored, and nothing is published or saved."""
+
+import threading
+import time
+from collections.abc import Iterable
+
+from model.learner import OnlineLearner
+from worker.checkpoint import Saved
+from worker.dead_letter import NoDeadLetters
+from worker.dedup import DedupWindow
+from worker.device import set_up_device
+from worker.events import Decoder
+from worker.file_source import FileSource, Record
+from worker.http import Health
+from worker.ingest import Ingest
+from worker.loop import Worker
+from worker.outbox import Outbox
+from worker.report import Report
+from worker.settings import Settings
+from worker.telemetry import Telemetry
+from worker.updates import Ack, Update
+
+
+class NoPublisher:
+    """Publishes nowhere: it never has room for anything."""
+
+    epoch: int | None = None
+    seen_positions: bytes | None = None
+    superseded_by: int | None = None
+    problem: str | None = None
+    connected = False
+
+    def start(self) -> None:
+        """There is no thread."""
+
+    def take_loss(self) -> bool:
+        """Nothing is lost where nothing is kept."""
+        return False
+
+    def ready_for(self, kind: type[Update]) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def submit(self, update: Update) -> None:
+        """Never called, since it is never ready."""
+
+    def acknowledged(self) -> list[Ack]:
+        """Nothing."""
+        return []
+
+    def sweep(self) -> None:
+        """There is nothing to sweep."""
+
+    def close(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """Nothing was handed over."""
+        return True
+
+
+class NoSaver:
+    """Saves nothing."""
+
+    saves = failures = 0
+    problem: str | None = None
+    newest: Saved | None = None
+    seconds = 0.0
+
+    def turn(self, now_s: float) -> None:
+        """Nothing is due."""
+
+    def save_now(self, timeout_s: float, now_s: float) -> bool:  # noqa: ARG002
+        """Nothing to do."""
+        return True
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def offline_worker(settings: Settings, records: Iterable[Record]) -> Worker:
+    """A worker over `records` (value, timestamp in ms); `run(drain=True)` takes all of them."""
+    device = set_up_device(settings.runtime)
+    share, window = settings.evaluation.share, settings.evaluation.window
+    learner = OnlineLearner(settings.model, device, ranked_share=share, window=window, clock=time.monotonic)
+    source, publisher, saver, dead_letters = FileSource(records), NoPublisher(), NoSaver(), NoDeadLetters()
+    ingest = Ingest(Decoder(settings.events), DedupWindow(settings.events.dedup_window), dead_letters, learner)
+    outbox = Outbox(learner, publisher, settings.publish)
+    health, telemetry = Health(settings.http.stale_after_s), Telemetry()
+    report = Report(learner, ingest, outbox, publisher, saver, source, telemetry, health, settings.http.stale_after_s)
+    return Worker(
+        settings.runtime, source, ingest, learner, outbox, publisher, dead_letters, saver, report, health,
+        threading.Event(),
+    )  # fmt: skip
