@@ -598,7 +598,7 @@ def test_a_batch_whose_line_is_cut_is_sent_again(
     (ack,) = acknowledged(publisher)
     assert not proxy.cut_pending
     assert ack.refused == 0
-    assert len(redis_client.keys("rec:user:*")) == 800
+    assert len(redis_client.keys("rec:user:*")) == 2000
     assert publisher.take_loss() is False
     assert proxy.accepted == 2
 

@@ -194,7 +194,6 @@ def test_an_unknown_name_in_the_file_says_where_it_is(tmp_path: Path) -> None:
 
 def test_the_view_shows_every_setting_with_value_source_and_help(env, tmp_path: Path) -> None:
     file = tmp_path / "worker.env"
-    file.write_text("FRESHET_MODEL__DIM=32\nFRESHET_HTTP__PORT=1\nFRESHET_REDIS__TTL_S=\n")
     file.write_text("FRESHET_MODEL__DIM=32\nFRESHET_HTTP__PORT=1\n")
     env(HTTP__PORT="2", KAFKA='{"topics": "x,y"}', REDIS__URL="rediss://me:s3cret@h:1/2", KAFKA__SASL_PASSWORD="s3cret")
     env(EVENTS__TYPES__CLICK__WEIGHT="2")
