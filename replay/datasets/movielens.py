@@ -29,6 +29,7 @@ VERSIONS: dict[str, str | None] = {
 }
 _RATINGS = ("u.data", "ratings.dat", "ratings.csv", "ml-100k.inter")
 _ITEMS = ("u.item", "movies.dat", "movies.csv", "ml-100k.item")
+_MAX_ID = np.iinfo(np.int32).max
 _EPOCH_S = 788_918_400  # MovieLens began in 1995; an earlier time is a number that was cut off
 # fmt: off
 _GENRES = (  # in the order of u.item's flags
@@ -176,7 +177,7 @@ def _wrong_line(file: DataFile, form: _Format, reason: str) -> DatasetError:
             match = form.line.fullmatch(line)
             if (form.header and number == 1) or not line:
                 continue
-            if match is None:
+            if match is None or max(int(match[1]), int(match[2])) > _MAX_ID:
                 return DatasetError(f"{file.label}, line {number}: not a rating: {line[:60]!r}")
             if int(match[4]) < _EPOCH_S:
                 return DatasetError(f"{file.label}, line {number}: no time since 1995: {match[4]}")
