@@ -107,7 +107,7 @@ class Publisher:
     @property
     def epoch(self) -> int | None:
         """The epoch of this worker's claim; None until it has claimed."""
-        return self._writer.epoch or None
+        return None if self._seen_positions is None else self._writer.epoch
 
     @property
     def seen_positions(self) -> bytes | None:
@@ -150,8 +150,10 @@ class Publisher:
 
     def take_loss(self) -> bool:
         """True once after Redis lost what it had acknowledged: everything has to be published again."""
-        lost, self._loss = self._loss, False
-        return lost
+        if not self._loss:  # never cleared unseen: the thread may set it at any time
+            return False
+        self._loss = False
+        return True
 
     def ready_for(self, kind: type[Update]) -> bool:
         """Whether an update of this kind may be handed over now. Always False before the claim."""
@@ -180,8 +182,7 @@ class Publisher:
 
         Begins when everything that was handed over before is in Redis.
         """
-        self._sweep.after = self._queue.added
-        self._sweep.wanted = True
+        self._sweep.request(after=self._queue.added)
         self._queue.wake()
 
     @property
@@ -330,14 +331,21 @@ class _Sweep:
     """Looks at every key under the prefix in small steps. A cursor does not outlive its connection."""
 
     def __init__(self) -> None:
-        self.wanted = False
-        self.after = 0  # how many updates must be done first
-        self._cursor = 0
+        self._requested = self._served = self._serving = 0  # passes over all keys
+        self._after = 0  # how many updates must be done first
+        self._cursor = self._deleted = 0
         self._next = 0.0
-        self._deleted = 0
+
+    def request(self, after: int) -> None:
+        self._after = after
+        self._requested += 1
+
+    @property
+    def wanted(self) -> bool:
+        return self._requested > self._served
 
     def due(self, queue: PublishQueue) -> bool:
-        return self.wanted and time.monotonic() >= self._next and queue.all_done(self.after)
+        return self.wanted and time.monotonic() >= self._next and queue.all_done(self._after)
 
     @property
     def wait_s(self) -> float:
@@ -345,12 +353,14 @@ class _Sweep:
         return self._next - time.monotonic() if self.wanted else float("inf")
 
     def step(self, writer: RedisWriter) -> None:
+        if self._cursor == 0:
+            self._serving = self._requested
         self._cursor, deleted = writer.sweep(self._cursor, _SWEEP_KEYS)
         self._deleted += deleted
         self._next = time.monotonic() + _SWEEP_PAUSE_S
         if self._cursor == 0:
             log.info("swept", deleted=self._deleted)
-            self.wanted, self._deleted = False, 0
+            self._served, self._deleted = self._serving, 0
 
     def restart(self) -> None:
         self._cursor = 0

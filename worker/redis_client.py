@@ -7,6 +7,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ClusterCrossSlotError,
     ClusterError,
     ConnectionError,
     MasterDownError,
@@ -32,6 +33,7 @@ _KINDS: tuple[tuple[type[RedisError], str], ...] = (
     (NoPermissionError, "noperm"),
     (MasterDownError, "masterdown"),
     (MovedError, "cluster"),
+    (ClusterCrossSlotError, "cluster"),
     (ClusterError, "cluster"),
     (TimeoutError, "timeout"),
     (ConnectionError, "connection"),
