@@ -104,7 +104,7 @@ def _frame(file: DataFile, layout: Layout, names: list[str]) -> pd.DataFrame:
     except UnicodeDecodeError:
         frame = _read(file, layout, names, "latin-1")
     except ValueError as error:
-        raise _unreadable(file, error) from error
+        raise _unreadable(file, layout, len(names), error) from error
     return pd.DataFrame({field: frame[column] for field, column in layout.columns.items()})
 
 
@@ -118,8 +118,7 @@ def _read(file: DataFile, layout: Layout, names: list[str], encoding: str) -> pd
             source,
             sep=_INNER if several else layout.delimiter,
             header=0 if layout.header else None,
-            names=names,
-            usecols=sorted(set(layout.columns.values()), key=names.index),
+            names=names,  # all of them, since pandas counts the columns of a line only then
             index_col=False,
             dtype=object,
             keep_default_na=False,
@@ -128,12 +127,11 @@ def _read(file: DataFile, layout: Layout, names: list[str], encoding: str) -> pd
         )
 
 
-def _unreadable(file: DataFile, error: ValueError) -> DatasetError:
-    message = " ".join(str(error).split())
-    line = re.search(r"\bline (\d+)", message)
-    if line is None:
-        return DatasetError(f"{file.label}: {message}")
-    return DatasetError(f"{file.label}, line {line[1]}: {message}")
+def _unreadable(file: DataFile, layout: Layout, columns: int, error: ValueError) -> DatasetError:
+    for number, fields in _rows(file, layout):
+        if len(fields) > columns:
+            return DatasetError(f"{file.label}, line {number}: {len(fields)} columns, not {columns}")
+    return DatasetError(f"{file.label}: {' '.join(str(error).split())}")
 
 
 def _table(file: DataFile, layout: Layout, frame: pd.DataFrame) -> Table:
@@ -201,16 +199,17 @@ def _fail(file: DataFile, layout: Layout, row: int, problem: str) -> NoReturn:
 
 def _line_of(file: DataFile, layout: Layout, row: int) -> int:
     """The line in the file on which row `row` ends; slow, for errors only."""
-    ends = itertools.islice(_line_ends(file, layout), row + layout.header, None)
-    return next(ends, row + 1 + layout.header)
+    found = itertools.islice(_rows(file, layout), row + layout.header, None)
+    return next((number for number, _ in found), row + 1 + layout.header)
 
 
-def _line_ends(file: DataFile, layout: Layout) -> Iterator[int]:
-    """The number of the last line of each row, empty lines left out."""
+def _rows(file: DataFile, layout: Layout) -> Iterator[tuple[int, list[str]]]:
+    """The fields of each row with the number of its last line, empty lines left out."""
     with file.open() as data:
         text = decode(data.read())
     if len(layout.delimiter) > 1:
-        yield from (number for number, line in enumerate(text.splitlines(), 1) if line)
+        lines = enumerate(text.splitlines(), 1)
+        yield from ((number, line.split(layout.delimiter)) for number, line in lines if line)
     else:
         reader = csv.reader(io.StringIO(text), delimiter=layout.delimiter)
-        yield from (reader.line_num for fields in reader if fields)
+        yield from ((reader.line_num, fields) for fields in reader if fields)

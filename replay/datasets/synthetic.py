@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 _BLOCK = 65_536  # events drawn at once
 _START_MS = 1_704_067_200_000  # 2024-01-01 UTC
 _SPAN_MS = 365 * 86_400_000  # so that the longest stream, too, lies in the past
-_REDRAWS = 6
+_REDRAWS = 16
 _MAX_SEEN_SLOTS = 1 << 26
 _SHARES = ("repeats", "focus", "present")
 
@@ -151,27 +151,28 @@ class _Draws:
         anywhere = self._rng.random(b) >= stream.focus
         clusters = np.where(anywhere, self._rng.integers(0, stream.n_clusters, b), clusters)
         items = self._catalogue.draw(self._rng, clusters, indexes)
+        again = self._not_new(users, items, np.arange(b))
         for turn in range(_REDRAWS):
-            again = np.flatnonzero(self._clicked(users, items))
-            if turn >= _REDRAWS // 2:  # they have clicked most of what they like: anything else, then
+            if turn >= _REDRAWS - 4:  # they have clicked most of what they like: anything else, then
                 clusters[again] = self._rng.integers(0, stream.n_clusters, len(again))
             items[again] = self._catalogue.draw(self._rng, clusters[again], indexes[again])
-        self._seen[self._slots(users, items)] = True
+            again = self._not_new(users, items, again)
         return self._repeated(users, items)
+
+    def _not_new(self, users: Ints, items: Ints, rows: Ints) -> Ints:
+        """Those of `rows` whose user has clicked the item before; the others are noted as clicked."""
+        slots = self._slots(users[rows], items[rows])
+        _, first = np.unique(slots, return_index=True)
+        new = np.zeros(len(rows), bool)
+        new[first] = ~self._seen[slots[first]]
+        self._seen[slots[new]] = True
+        return rows[~new]
 
     def _slots(self, users: Ints, items: Ints) -> NDArray[np.uint64]:
         pairs = (users * self._stream.n_items + items).astype(np.uint64)
         # Fibonacci hashing: the upper bits of a product with 2^64 / golden ratio
         mixed = pairs * np.uint64(0x9E3779B97F4A7C15)
         return mixed >> np.uint64(64 - (len(self._seen).bit_length() - 1))
-
-    def _clicked(self, users: Ints, items: Ints) -> NDArray[np.bool_]:
-        slots = self._slots(users, items)
-        clicked = self._seen[slots]
-        _, first = np.unique(slots, return_index=True)
-        later = np.ones(len(slots), bool)
-        later[first] = False
-        return clicked | later
 
     def _repeated(self, users: Ints, items: Ints) -> Ints:
         """`items` with a share of them replaced by the item that the user clicked before."""
