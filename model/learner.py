@@ -139,6 +139,16 @@ class OnlineLearner:
                 gone.append((rows, table.evict(rows)))
                 self._forget_users(rows) if table is self.users else self._forget_items(rows)
 
+    def forget(self, user: str) -> Observed:
+        """Erase everything that is known of a user; what others learned from its clicks stays."""
+        changes = Observed()
+        rows = self.users.lookup([user])
+        if rows[0] > 0:
+            changes.evicted_users.append((rows, self.users.evict(rows)))
+            self._pending.forget_users(_flags(rows, self.users.rows))
+            self._forget_users(rows)
+        return changes
+
     def _forget_users(self, rows: Int32) -> None:
         """Reset everything that refers to user `rows`, before they are handed out again."""
         self.log.forget_users(rows)
@@ -355,6 +365,20 @@ class _Pending:
     def add(self, events: PastEvents) -> None:
         self._parts.append(events)
         self._count += len(events)
+
+    def forget_users(self, users: Bool) -> None:
+        """Their events stay, as nobody's and without weight, so that the mini-batch ends where it would have."""
+        events = self.columns()
+        gone = users[events.users]
+        self._parts = [
+            PastEvents(
+                np.where(gone, 0, events.users),
+                np.where(gone, 0, events.items),
+                np.where(gone, 0, events.positions),
+                np.where(gone, np.float32(0), events.weights),
+                events.sequence,
+            )
+        ]
 
     def take(self) -> PastEvents:
         """Everything, in order; empty afterwards."""

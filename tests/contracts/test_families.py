@@ -146,6 +146,25 @@ def test_a_step_that_is_not_finite_changes_nothing(family: str) -> None:
     assert all(torch.isfinite(t.weight).all() for t in learner.family.item_tables.values())
 
 
+def test_a_forgotten_user_leaves_nothing_behind(family: str) -> None:
+    """Neither in the tables, the log, the replay buffer nor the mini-batch that is still filling."""
+    events = clustered(200)
+    learner = learned(events, [50], family=family, replay_mean_age=64)
+    assert learner.pending == 200 % 16
+    row = learner.users.lookup(["u1"])
+    changes = learner.forget("u1")
+    assert [ids for _, ids in changes.evicted_users] == [["u1"]]
+    assert learner.users.lookup(["u1"]) == [0]
+    state = learner.state()
+    assert int(row[0]) not in state["replay"]["users"].tolist()
+    assert int(row[0]) not in state["pending"]["users"].tolist()
+    assert learner.log.newest(row, 5).sum() == 0
+    for table in learner.family.user_tables.values():
+        assert table.squares[row] == 0
+    learner.observe(clustered(200, seed=1))  # goes on, and the row may be somebody else's
+    assert learner.forget("nobody").evicted_users == []
+
+
 def test_events_of_negative_weight_push_their_item_down(family: str) -> None:
     learner = learned(clustered(800), [50], family=family)
     user, item = learner.users.lookup(["u1"]), int(learner.items.lookup(["i5"])[0])
