@@ -3,14 +3,10 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from worker.config_view import config_lines, load_settings, settings_table_markdown
-from worker.settings import Settings, SettingsError
+from worker.settings import KafkaSettings, Settings, SettingsError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,6 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.command(settings, options))
     except SettingsError as error:
         return _fail(*error.problems)
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        sys.stderr.close()
+        return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -30,77 +29,91 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Settings come from FRESHET_… variables or an env file; `python -m worker config` lists them all.",
     )
     parser.add_argument("--env-file", type=Path, metavar="FILE", help="read settings from this file too")
-    parser.set_defaults(command=_run, fresh=False, drain=False)
+    parser.set_defaults(command=_run, fresh=False, drain=False, checkpoint=None, from_timestamp=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    run = commands.add_parser("run", help="run the worker (the default)")
-    run.add_argument("--fresh", action="store_true", help="start with an empty model although there are checkpoints")
-    run.add_argument("--drain", action="store_true", help="stop when there is nothing left to read")
-    run.set_defaults(command=_run)
+    _add_run(commands.add_parser("run", help="run the worker (the default)"))
     config = commands.add_parser("config", help="show the effective settings, where each comes from and what it does")
     config.add_argument("--markdown", action="store_true", help="print the README's table of settings instead")
     config.set_defaults(command=_config)
     check = commands.add_parser("check", help="can Kafka, the topics, Redis, the checkpoints and the device be used?")
     check.set_defaults(command=_check)
-    checkpoints = commands.add_parser("checkpoints", help="list the checkpoints; verify reads them whole")
-    checkpoints.add_argument("action", nargs="?", choices=("list", "verify"), default="list")
-    checkpoints.set_defaults(command=_checkpoints)
+    _add_checkpoints(commands.add_parser("checkpoints", help="list, show, verify or prune the checkpoints"))
     return parser
 
 
+def _add_run(run: argparse.ArgumentParser) -> None:
+    start = run.add_mutually_exclusive_group()
+    start.add_argument("--fresh", action="store_true", help="start with an empty model although there are checkpoints")
+    start.add_argument("--checkpoint", metavar="NAME", help="go back to this checkpoint and read on from there")
+    run.add_argument("--from-timestamp", metavar="TIME", help="a fresh start reads from this ISO-8601 time on")
+    run.add_argument("--drain", action="store_true", help="stop when there is nothing left to read")
+    run.set_defaults(command=_run)
+
+
+def _add_checkpoints(checkpoints: argparse.ArgumentParser) -> None:
+    checkpoints.add_argument("action", nargs="?", choices=("list", "show", "verify", "prune"), default="list")
+    checkpoints.add_argument("name", nargs="?", help="show: path, file name or number of a checkpoint")
+    checkpoints.add_argument("--keep", type=int, metavar="N", help="prune: how many sound ones to keep")
+    checkpoints.set_defaults(command=_checkpoints)
+
+
 def _run(settings: Settings, options: argparse.Namespace) -> int:
-    from worker.app import run
+    from worker.app import Start, run
     from worker.checkpoint import CheckpointError
     from worker.redact import secrets_of
     from worker.source import SourceError
     from worker.telemetry import configure_logging
 
+    if options.from_timestamp:
+        settings = _starting_at(settings, options.from_timestamp)
     configure_logging(settings.log, secrets_of(settings))
+    start = Start(options.fresh, options.checkpoint, bool(options.from_timestamp))
     try:
-        run(settings, fresh=options.fresh, drain=options.drain)
+        run(settings, start, drain=options.drain)
     except (CheckpointError, SourceError) as error:
         return _fail(str(error))
     return 0
+
+
+def _starting_at(settings: Settings, time: str) -> Settings:
+    try:
+        kafka = KafkaSettings.model_validate(settings.kafka.model_dump() | {"start": time})
+    except ValueError:
+        raise SettingsError([f"--from-timestamp: {time!r} is no ISO-8601 time such as 2026-01-31T08:00:00Z"]) from None
+    return settings.model_copy(update={"kafka": kafka})
 
 
 def _config(settings: Settings, options: argparse.Namespace) -> int:
     if options.markdown:
         print(settings_table_markdown(), end="")
     else:
-        print(*config_lines(settings, options.env_file), sep="\n")
+        print(*config_lines(settings, options.env_file), sep="\n", flush=True)
     return 0
 
 
 def _check(settings: Settings, _options: argparse.Namespace) -> int:
     from worker.check import run_checks
 
-    return run_checks(settings, sys.stdout)
+    return int(run_checks(settings, sys.stdout))
 
 
 def _checkpoints(settings: Settings, options: argparse.Namespace) -> int:
-    from worker.checkpoint import CheckpointError, CheckpointFolder, load
+    from rich.console import Console
 
-    saved = CheckpointFolder(settings.checkpoint.dir, settings.checkpoint.keep).list()
-    if not saved:
-        return _fail(f"there is no checkpoint in {settings.checkpoint.dir}")
-    table = Table("checkpoint", "saved (UTC)", "records", "positions", "MB", "state", box=None)
-    damaged = 0
-    for one in saved:
-        problem = one.problem
-        if options.action == "verify" and not problem:
-            try:
-                load(one.path)
-            except CheckpointError as error:
-                problem = str(error)
-        damaged += bool(problem)
-        when, records, positions = "", "", ""
-        if one.header is not None:
-            when = datetime.fromtimestamp(one.header.created_ms / 1000, UTC).isoformat(" ", "seconds")[:19]
-            records = f"{one.header.records:,}"
-            positions = " ".join(f"{topic}/{partition}:{offset}" for topic, partition, offset in one.header.positions)
-        state = problem or ("sound" if options.action == "verify" else "")
-        table.add_row(one.path.name, when, records, positions, f"{one.bytes / 1e6:.1f}", state)
-    Console().print(table)
-    return 1 if damaged else 0
+    from worker.checkpoint import CheckpointError, CheckpointFolder
+    from worker.checkpoint_view import find_checkpoint, list_checkpoints, prune_checkpoints, show_checkpoint
+
+    folder, console = CheckpointFolder(settings.checkpoint.dir, settings.checkpoint.keep), Console(soft_wrap=True)
+    try:
+        if options.action == "show":
+            newest = next((saved.path.name for saved in folder.list()), "")
+            return show_checkpoint(find_checkpoint(folder, options.name or newest), console)
+        if options.action == "prune":
+            keep = settings.checkpoint.keep if options.keep is None else options.keep
+            return prune_checkpoints(folder, console, max(1, keep))
+        return list_checkpoints(folder, console, verify=options.action == "verify")
+    except CheckpointError as error:
+        return _fail(str(error))
 
 
 def _fail(*problems: str) -> int:

@@ -5,13 +5,15 @@ import threading
 import time
 import uuid
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import structlog
 
 from model.learner import OnlineLearner
-from worker.checkpoint import CheckpointFolder, Saved, now_ms
+from worker.checkpoint import CheckpointError, CheckpointFolder, Saved, load, now_ms
+from worker.checkpoint_view import find_checkpoint
 from worker.dead_letter import KafkaDeadLetters
 from worker.dedup import DedupWindow
 from worker.device import set_up_device
@@ -34,7 +36,35 @@ Found = tuple[Saved, dict[str, Any]]  # a verified checkpoint and its state
 log = structlog.get_logger(__name__)
 
 
-def run(settings: Settings, *, fresh: bool = False, drain: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run starts: at the newest sound checkpoint unless something else is asked for."""
+
+    fresh: bool = False  # with an empty model although there are checkpoints
+    checkpoint: str | None = None  # at this one: a rollback
+    from_timestamp: bool = False  # the settings' start is asked for, which only a fresh start heeds
+
+    def find(self, folder: CheckpointFolder) -> Found | None:
+        """The checkpoint to start at, None for a fresh start. CheckpointError when it cannot be used."""
+        if self.checkpoint is not None:
+            return load(find_checkpoint(folder, self.checkpoint))
+        if self.fresh:
+            return None
+        found = folder.newest_sound()
+        if found is not None and self.from_timestamp:
+            raise CheckpointError(
+                f"--from-timestamp would count events twice that {found[0].path} knows already; "
+                f"it needs --fresh where there is a checkpoint"
+            )
+        if found is None and (damaged := folder.list()):
+            raise CheckpointError(
+                f"none of the {len(damaged)} checkpoints in {folder.path} can be used; "
+                f"restore one, or start with an empty model by --fresh. The newest: {damaged[0].problem or 'damaged'}"
+            )
+        return found
+
+
+def run(settings: Settings, start: Start, *, drain: bool = False) -> None:
     """Run a worker until SIGTERM or SIGINT; with `drain`, until there is nothing left to read.
 
     Raises CheckpointError or SettingsError when it cannot start. An unexpected error ends it without a save: the
@@ -49,8 +79,8 @@ def run(settings: Settings, *, fresh: bool = False, drain: bool = False) -> None
         stack.callback(folder.unlock)
         health, telemetry = Health(settings.http.stale_after_s), Telemetry()
         stack.callback(HttpServer(settings.http, health, telemetry.registry).close)
-        found = None if fresh else folder.newest_sound()
-        worker = assemble(settings, folder, found, health, telemetry, stopping, replace=fresh)
+        found = start.find(folder)
+        worker = assemble(settings, folder, found, health, telemetry, stopping, replace=start.fresh)
         worker.publisher.start()
         worker.run(drain=drain)
         worker.stop()
@@ -90,8 +120,10 @@ def assemble(
         log.info("fresh_start", start=settings.kafka.start, checkpoints=str(folder.path))
     source.seek(header.positions_by_partition() if header else {})
     if found and header and found[0].path != folder.list()[0].path:
-        source.rewind(header.positions_by_partition())  # a newer one is damaged
+        source.rewind(header.positions_by_partition())  # a newer one is damaged, or this one was asked for
     saver = Saver(folder, settings.checkpoint, state.snapshot, lambda: ingest.records, source, dead_letters)
+    if not found:
+        saver.save_when_positions_are_known()
     stalled_after_s = settings.http.stale_after_s
     report = Report(learner, ingest, outbox, publisher, saver, source, telemetry, health, stalled_after_s)
     return Worker(

@@ -59,10 +59,17 @@ class Saver:
         self._saved_records = records()  # in the newest checkpoint
         self._last_s: float | None = None  # when the newest save began
         self._not_before_s = 0.0
+        self._first_wanted = False
         self.saves = self.failures = 0  # of this run
         self.problem: str | None = None  # why the newest save failed
         self.newest: Saved | None = None
         self.seconds = 0.0  # from the beginning of the newest save to its end
+
+    def save_when_positions_are_known(self) -> None:
+        """A fresh start saves at once: a crash before the next save must neither go back to an older model nor, where
+        reading began at the end or at a time, begin anywhere else.
+        """
+        self._first_wanted = True
 
     def turn(self, now_s: float) -> None:
         """Finish a save that is written; begin one that is due."""
@@ -94,6 +101,9 @@ class Saver:
         self._thread.shutdown()
 
     def _due(self, now_s: float) -> bool:
+        if self._first_wanted and self._source.positions():
+            self._first_wanted = False
+            return True
         new = self._records() - self._saved_records
         waited = now_s - (self._last_s or 0.0) >= self._settings.every_s
         return now_s >= self._not_before_s and (new >= self._settings.every_events or (new > 0 and waited))
