@@ -8,7 +8,15 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from replay.local_stack import Broker, RedisServer, create_topic, start_broker, start_redis
+from replay.local_stack import (
+    Broker,
+    KafkaBroker,
+    NoidaBroker,
+    RedisServer,
+    create_topic,
+    start_broker,
+    start_redis,
+)
 
 _names = itertools.count()
 
@@ -18,11 +26,42 @@ def broker_kind() -> str:
     return "kafka" if os.environ.get("KAFKA_HOME") else "noida"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without KAFKA_HOME the tests of what only Apache Kafka does are left out; with it a failure is a failure."""
+    if broker_kind() == "kafka":
+        return
+    left_out = [item for item in items if item.get_closest_marker("apache_kafka")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+        print(f"\n{len(left_out)} tests need Apache Kafka and are left out: KAFKA_HOME is not set")
+
+
 @pytest.fixture(scope="session", params=[broker_kind()])
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One broker for the whole session; a test that breaks brokers starts its own."""
     with start_broker(tmp_path_factory.mktemp("broker")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def _another_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    folder = tmp_path_factory.mktemp("breakable-broker")
+    broker: Broker = NoidaBroker(folder)
+    if broker_kind() == "kafka":
+        broker = KafkaBroker(folder, extra_properties={"auto.create.topics.enable": "true"})
+    with broker:
+        yield broker
+
+
+@pytest.fixture
+def breakable_broker(_another_broker: Broker) -> Iterator[Broker]:
+    """A running broker that a test may stop, kill or pause; it makes topics by itself when it is asked to."""
+    if not _another_broker.running:
+        _another_broker.start()
+    yield _another_broker
+    if _another_broker.running:
+        _another_broker.resume()
 
 
 @pytest.fixture(scope="session")

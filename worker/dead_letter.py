@@ -23,7 +23,16 @@ _MAX_VALUE_BYTES = 900_000  # what a broker takes by default is a little over a 
 _SHORT_BYTES = 200  # of a value that the broker would not take longer
 _RETRY_S = 1.0
 _DELIVERY_MS = 10_000
-_LIMITS = {"request_timeout_ms": 5000, "delivery_timeout_ms": _DELIVERY_MS, "max_block_ms": 2000, "linger_ms": 5}
+_PRODUCER = {
+    "acks": "all",
+    # An idempotent producer of kafka-python is lost for good once the broker has refused one record as too large.
+    "enable_idempotence": False,
+    "max_in_flight_requests_per_connection": 1,  # in order all the same
+    "linger_ms": 5,
+    "max_block_ms": 2000,
+    "request_timeout_ms": 5000,
+    "delivery_timeout_ms": _DELIVERY_MS,
+}
 
 log = structlog.get_logger(__name__)
 
@@ -177,7 +186,6 @@ class KafkaDeadLetters:
             with self._change:
                 self._change.wait_for(lambda: self._letters or self._closing)
                 batch = list(islice(self._letters, _BATCH))
-                self._tell()
                 if self._closing:
                     break
             self._settle(batch, self._write(batch))
@@ -190,7 +198,7 @@ class KafkaDeadLetters:
         """What became of each letter: None when it is written."""
         try:
             if self._producer is None:
-                options = client_options(self._settings) | _LIMITS
+                options = client_options(self._settings) | _PRODUCER
                 self._producer, _ = open_client(KafkaProducer, {}, **options)
         except Exception as error:
             return [error] * len(batch)
@@ -239,6 +247,7 @@ class KafkaDeadLetters:
             self._bytes += sum(letter.size_bytes for letter in again)
             for letter in lost:
                 self._drop(letter)
+            self._tell()
             self._failing = any(error is not None and _is_weather(error) for error in outcomes)
             self._change.notify_all()
         self._report(outcomes)

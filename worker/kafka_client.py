@@ -63,8 +63,8 @@ def open_consumer(settings: KafkaSettings, **options: Any) -> tuple[Any, Any, An
     settings that cannot work.
     """
     fixed = {"enable_auto_commit": False, "auto_offset_reset": "none", "isolation_level": settings.isolation_level}
-    # kafka-python does not hand these on: its metadata would create topics, and ask for them ten times a second.
-    metadata = {"allow_auto_create_topics": False, "retry_backoff_ms": 500}
+    # kafka-python does not hand this on to its metadata: asking for a topic would create it.
+    metadata = {"allow_auto_create_topics": False}
     consumer, client = open_client(KafkaConsumer, metadata, **client_options(settings), **options, **fixed)
     try:
         return consumer, client.cluster, client.cluster.set_topics(settings.topics)

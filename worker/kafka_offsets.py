@@ -16,7 +16,6 @@ from worker.source import Partition, Positions
 _EVERY_S = 1.0
 _PAUSE_S = 0.02
 _LIMIT_MS = 2000  # of one question; a broker that does not answer is asked again
-_REOPEN_AFTER_S = 15.0  # brokers may have come back under other addresses
 
 log = structlog.get_logger(__name__)
 
@@ -28,8 +27,8 @@ class KafkaOffsets:
     always the newest positions: an old commit is never sent again after a newer one.
     """
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: KafkaSettings, reopen_after_s: float) -> None:
+        self._settings, self._reopen_after_s = settings, reopen_after_s
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._hurry = self._closing = False
@@ -102,7 +101,7 @@ class KafkaOffsets:
             worked = self._turn(self._ask) and self._turn(self._send)
             if worked:
                 working_s = time.monotonic()
-            elif time.monotonic() - working_s > _REOPEN_AFTER_S:
+            elif time.monotonic() - working_s > self._reopen_after_s:
                 self._drop()
                 working_s = time.monotonic()
             with self._wake:

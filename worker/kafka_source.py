@@ -16,8 +16,8 @@ from worker.source import Gap, Origin, Partition, Positions, SourceError
 
 _LIMIT_MS = 2000  # of one question to the broker; it is asked again at a later poll
 _RETRY_S = 1.0
+_METADATA_RETRY_MS, _MISSING_RETRY_MS = 100, 500
 _SILENT_AFTER_S = 5.0  # a broker that has not answered for this long is out of reach
-_REOPEN_AFTER_S = 15.0  # brokers may have come back under other addresses
 _STUCK_MARGIN_S = 5.0  # beyond the limit of a request
 
 log = structlog.get_logger(__name__)
@@ -45,12 +45,13 @@ class KafkaSource:
     """Reads the topics of the settings; a `worker.source.Source` for one thread.
 
     Nothing is asked of the broker before the first poll. A broker that is away and a topic that is not there
-    yet are waited for. Committed offsets are never read.
+    yet are waited for. Committed offsets are never read. After `reopen_after_s` without an answer the addresses
+    of the brokers are asked for anew.
     """
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
-        self._offsets = KafkaOffsets(settings)
+    def __init__(self, settings: KafkaSettings, *, reopen_after_s: float = 15.0) -> None:
+        self._settings, self._reopen_after_s = settings, reopen_after_s
+        self._offsets = KafkaOffsets(settings, reopen_after_s)
         self._consumer: Any = None
         self._cluster: Any = None
         self._first_look: Any = None  # the Future of the first metadata that knows our topics
@@ -194,7 +195,7 @@ class KafkaSource:
     def _idle(self, waited_s: float) -> None:
         """A poll brought nothing. A reader that has lost its broker, or is stuck, is replaced."""
         self._idle_s += waited_s
-        silent = not self._offsets.answered_within(_REOPEN_AFTER_S)
+        silent = not self._offsets.answered_within(self._reopen_after_s)
         limit_s = self._settings.request_timeout_ms / 1000 + _STUCK_MARGIN_S
         stuck = self._idle_s > limit_s and any(lag for at, lag in self.lag().items() if at in self._moved_s)
         if self._moved_s and (silent or stuck):
@@ -215,6 +216,8 @@ class KafkaSource:
                 self._assign([Partition(topic, number) for number in sorted(numbers)])
             except (KafkaError, KeyError) as error:  # KeyError: an offset is missing from the broker's answer
                 self._weather("kafka_offsets_not_known", error)
+        # kafka-python asks again for a topic that is missing; ten times a second is too often for a long wait.
+        self._cluster.config["retry_backoff_ms"] = _MISSING_RETRY_MS if self._absent_topics else _METADATA_RETRY_MS
 
     def _missing(self, topic: str) -> None:
         if not self._looked():
