@@ -11,12 +11,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import IO, ClassVar, Self
 
 from replay.kafka_client import create_topic
@@ -130,7 +132,7 @@ class LocalServer:
             raise
 
     def _spawn(self) -> None:
-        with self.log_path.open("ab") as log:
+        with self.log_path.open("ab") as log, _undisturbed():
             # a session of its own: Ctrl-C in the terminal must not end it before its users have stopped
             self.process = subprocess.Popen(  # noqa: S603
                 self.command(),
@@ -141,8 +143,8 @@ class LocalServer:
                 env=self.environment(),
                 start_new_session=True,
             )
-        self._group = self.process.pid
-        self._guard = guard(self._group)
+            self._group = self.process.pid
+            self._guard = guard(self._group)
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + self.start_timeout_s
@@ -401,6 +403,28 @@ def _program(path: Path) -> str:
     if not os.access(path, os.X_OK):
         path.chmod(0o755)  # some installers drop the executable bit of package data
     return str(path)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM: between a process's start and its guard's, it would be left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *what: caught.append(what)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for came, frame in caught:
+        handler = before[signal.Signals(came)]
+        if callable(handler):
+            handler(came, frame)
+        else:
+            signal.raise_signal(came)
 
 
 def guard(group: int) -> subprocess.Popen[bytes]:

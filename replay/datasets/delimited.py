@@ -5,6 +5,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -212,4 +213,5 @@ def _rows(file: DataFile, layout: Layout) -> Iterator[tuple[int, list[str]]]:
         yield from ((number, line.split(layout.delimiter)) for number, line in lines if line)
     else:
         reader = csv.reader(io.StringIO(text), delimiter=layout.delimiter)
-        yield from ((reader.line_num, fields) for fields in reader if fields)
+        with suppress(csv.Error):  # a field beyond all bounds: what comes after it has no number
+            yield from ((reader.line_num, fields) for fields in reader if fields)

@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,17 +20,9 @@ from replay.local_stack import (
     free_port,
     start_broker,
 )
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.integration
-
-
-def wait_until(true: Callable[[], bool], limit_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def exists(pid: int) -> bool:
@@ -111,7 +101,7 @@ def test_servers_go_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         assert exists(pid)
         parent.send_signal(signal.SIGKILL)
-    assert wait_until(lambda: not exists(pid))
+    eventually(lambda: not exists(pid))
 
 
 def test_the_broker_keeps_its_records_over_a_restart_and_apache_kafka_over_a_kill(tmp_path: Path) -> None:
