@@ -145,7 +145,7 @@ class Outbox:
         self._quiet_row = 1  # next user row of the background round
         self._quiet_allowance = 0.0
         self._turned_s: float | None = None
-        self._round_open = False  # a background round after which nothing older may be left
+        self._left_to_round: set[str] = set()  # of "users" and "items": not all published yet since going live
 
     @property
     def backlog(self) -> int:
@@ -180,6 +180,7 @@ class Outbox:
             self._hand_over_removed()
             if now_s >= self._items_due_s and self._hand_over_items(now_ms):
                 self._items_due_s = now_s + self._settings.item_interval_s
+                self._round_done("items")
         if now_s >= self._heartbeat_due_s and self._publisher.ready_for(Heartbeat):
             self._publisher.submit(Heartbeat(figures()))
             self._heartbeat_due_s = now_s + self._settings.heartbeat_s
@@ -226,7 +227,7 @@ class Outbox:
 
     def _publish_everything_again(self) -> None:
         self._published_items = None
-        self._quiet_row, self._round_open = 1, True
+        self._quiet_row, self._left_to_round = 1, {"users", "items"}
         self._items_due_s = float("-inf")
 
     def _hand_over_users(self, now_s: float, now_ms: int, positions: Positions) -> None:
@@ -281,13 +282,15 @@ class Outbox:
         self._quiet_row = stop
         if stop == end:
             self._quiet_row = 1
-            self._end_round()
+            self._round_done("users")
         return rows[self._learner.users_live(rows)]
 
-    def _end_round(self) -> None:
-        if self._round_open:
-            self._round_open = False
-            self._publisher.sweep()
+    def _round_done(self, kind: str) -> None:
+        """Everything of this kind is published in this epoch; once all is, what only older epochs wrote goes."""
+        if kind in self._left_to_round:
+            self._left_to_round.discard(kind)
+            if not self._left_to_round:
+                self._publisher.sweep()
 
     def _hand_over_removed(self) -> None:
         if not (self._removed_users or self._removed_items) or not self._publisher.ready_for(Removed):
