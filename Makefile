@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint format unit clean
+.PHONY: help setup demo test lint format unit readme clean
 
 help:
 	@sed -n '2,8s/^# \{0,1\}//p' Makefile
@@ -21,7 +21,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed (PYTHON=... chooses one)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	@# its dependencies come with the next line: an index of torch builds need not have the versions we pin
+	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --no-deps -c constraints.txt torch
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -41,6 +42,9 @@ test: lint unit
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+readme: setup
+	$(BIN)/python docs/update_readme.py
 
 clean:
 	rm -rf $(VENV) .freshet reports build dist *.egg-info

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ def read_yaml(name: str) -> list[Any]:
     return list(yaml.safe_load_all((ROOT / name).read_text()))
 
 
+@cache
 def schema(name: str) -> Any:
-    """A schema of tests/data, with its own correctness checked."""
+    """A schema of tests/data, with its own correctness checked; not to be changed."""
     loaded = json.loads((ROOT / "tests" / "data" / f"{name}.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(loaded)
     return loaded
