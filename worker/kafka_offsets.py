@@ -128,6 +128,8 @@ class KafkaOffsets:
 
     def _ask(self) -> None:
         partitions, asked_s = self._partitions, time.monotonic()
+        if not partitions:
+            return
         topic_partitions = [TopicPartition(*partition) for partition in partitions]
         ends = self._consumer.end_offsets(topic_partitions, timeout_ms=_LIMIT_MS)
         self._ends |= {Partition(*at): (end, asked_s) for at, end in ends.items()}

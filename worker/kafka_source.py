@@ -228,6 +228,7 @@ class KafkaSource:
             log.warning("topic_not_there", topic=topic, why="not authorized" if refused else "waiting for it")
         if topic not in self._absent_topics:
             self._absent_topics.add(topic)
+            self._watch()
             # Should it be made anew, nothing may be read at an old position.
             self._consumer.pause(*(TopicPartition(*at) for at in self._moved_s if at.topic == topic))
 
@@ -248,6 +249,7 @@ class KafkaSource:
         self._topic_ids[topic] = new_id
         if topic in self._absent_topics:
             self._absent_topics.discard(topic)
+            self._watch()
             self._consumer.resume(*(TopicPartition(*partition) for partition in ours))
             log.info("topic_there", topic=topic)
 
@@ -263,15 +265,19 @@ class KafkaSource:
         for partition in new:
             self._consumer.seek(TopicPartition(*partition), self._positions[partition])
             log.info("reading", **partition._asdict(), position=self._positions[partition])
-        self._offsets.watch(frozenset(self._moved_s))
+        self._watch()
+
+    def _watch(self) -> None:
+        self._offsets.watch(frozenset(at for at in self._moved_s if at.topic not in self._absent_topics))
 
     def _starts(self, partitions: list[Partition]) -> Positions:
         """Where partitions of one topic are begun that have no position yet. Raises KafkaError, KeyError."""
-        start = self._settings.start
-        if not partitions or start not in ("earliest", "latest"):
-            return self._at_time(partitions, _milliseconds(start)) if partitions else {}
-        new = partitions[0].topic in self._known_topics
-        return self._ends(partitions) if start == "latest" and not new else self._beginnings(partitions)
+        if not partitions:
+            return {}
+        start, new = self._settings.start, partitions[0].topic in self._known_topics
+        if start == "earliest" or (start == "latest" and new):
+            return self._beginnings(partitions)
+        return self._ends(partitions) if start == "latest" else self._at_time(partitions, _milliseconds(start))
 
     def _at_time(self, partitions: list[Partition], time_ms: int) -> Positions:
         ends = self._ends(partitions)  # first: what comes meanwhile may be after the time
@@ -374,4 +380,4 @@ class KafkaSource:
 
 def _milliseconds(text: str) -> int:
     time_of = datetime.fromisoformat(text)
-    return int((time_of if time_of.tzinfo else time_of.replace(tzinfo=UTC)).timestamp() * 1000)
+    return max(0, int((time_of if time_of.tzinfo else time_of.replace(tzinfo=UTC)).timestamp() * 1000))
