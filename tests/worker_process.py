@@ -90,7 +90,12 @@ class WorkerProcess:
     def heartbeat(self) -> dict[str, str]:
         """The newest one in Redis."""
         with Redis.from_url(self.redis_url, decode_responses=True) as client:
-            return dict(client.hgetall("rec:worker"))  # type: ignore[arg-type]
+            return dict(client.hgetall(f"{self.prefix}:worker"))  # type: ignore[arg-type]
+
+    @property
+    def prefix(self) -> str:
+        """Of its keys."""
+        return self.settings.get("FRESHET_REDIS__PREFIX", "rec")
 
     def wait_read(self, records: int) -> dict[str, str]:
         """Until a heartbeat of this process tells that so many records were read; returns it."""
