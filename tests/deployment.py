@@ -31,6 +31,11 @@ def schema(name: str) -> Any:
     return loaded
 
 
+def validate(document: Any, against: Any) -> None:
+    """Raises jsonschema.ValidationError where `document` does not follow a schema that is right itself."""
+    jsonschema.Draft202012Validator(against).validate(document)
+
+
 def settings_of(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Settings:
     """The worker's settings in an environment that has these variables and no others of ours.
 

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from replay.local_stack import KafkaBroker, free_port
 from tests.conftest import broker_kind
-from tests.deployment import ROOT, read_yaml, schema, seconds, settings_of
+from tests.deployment import ROOT, read_yaml, schema, seconds, settings_of, validate
 from worker.http import Health, HttpServer
 from worker.settings import HttpSettings
 
@@ -45,19 +45,19 @@ variants = pytest.mark.parametrize("files", VARIANTS, ids=["cpu", "gpu"])
 
 @pytest.mark.parametrize("file", [BASE, GPU])
 def test_each_file_follows_the_compose_specification(file: str) -> None:
-    jsonschema.validate(read_yaml(file)[0], schema("compose-spec"))
+    validate(read_yaml(file)[0], schema("compose-spec"))
 
 
 @variants
 def test_the_files_together_follow_the_compose_specification(files: tuple[str, ...]) -> None:
-    jsonschema.validate(compose(*files), schema("compose-spec"))
+    validate(compose(*files), schema("compose-spec"))
 
 
 def test_the_schema_finds_a_misspelt_key() -> None:
     broken = compose(BASE)
     broken["services"]["worker"]["stop_grace"] = "45s"
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(broken, schema("compose-spec"))
+        validate(broken, schema("compose-spec"))
 
 
 @variants

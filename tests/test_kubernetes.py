@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.deployment import ROOT, read_yaml, schema, settings_of
+from tests.deployment import ROOT, read_yaml, schema, settings_of, validate
 from tests.test_compose import image_environment, instructions
 from worker.config_view import variables
 
@@ -45,7 +45,7 @@ def kind_schema(document: Any) -> Any:
 @pytest.mark.parametrize("file", FILES)
 def test_every_object_is_one_that_kubernetes_takes(file: str) -> None:
     for document in read_yaml(file):
-        jsonschema.validate(document, kind_schema(document))
+        validate(document, kind_schema(document))
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", document["metadata"]["name"])
 
 
@@ -59,7 +59,7 @@ def test_the_schema_finds_a_misspelt_field(path: tuple[str | int, ...]) -> None:
         parent = parent[step]
     parent[path[-1]] = {}
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(broken, kind_schema(broken))
+        validate(broken, kind_schema(broken))
 
 
 def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
