@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     options = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.CRITICAL, stream=sys.stderr)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background jobs begin with it ignored
+        signal.signal(number, _interrupt)
     try:
         return int(options.run(options))
     except (DatasetError, KafkaUnavailableError) as error:

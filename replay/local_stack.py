@@ -11,15 +11,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
-from typing import IO, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from replay.kafka_client import create_topic
 
@@ -34,8 +32,6 @@ __all__ = [
     "find_noida",
     "find_redis_server",
     "free_port",
-    "guard",
-    "release",
     "start_broker",
     "start_redis",
 ]
@@ -43,8 +39,9 @@ __all__ = [
 # Below the ranges that Linux and macOS take outgoing ports from, so that a restart finds its port free.
 _PORTS = range(20_000, 32_000)
 _POLL_S = 0.05
-# Ends a process group when standard input closes, which is when the process that holds the pipe is gone.
-_GUARD = 'cat >/dev/null; kill -s KILL -- "-$1" 2>/dev/null'
+# what the child of a start is, until it becomes the program; its input is the pipe to its guard
+_BECOME = 'echo $$ >&0; exec "$@" </dev/null'
+_GUARD = 'read -r group && cat >/dev/null && kill -s KILL -- "-$group"'
 
 
 class StackError(RuntimeError):
@@ -132,19 +129,12 @@ class LocalServer:
             raise
 
     def _spawn(self) -> None:
-        with self.log_path.open("ab") as log, _undisturbed():
-            # a session of its own: Ctrl-C in the terminal must not end it before its users have stopped
-            self.process = subprocess.Popen(  # noqa: S603
-                self.command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.data_dir,
-                env=self.environment(),
-                start_new_session=True,
+        with self.log_path.open("ab") as log:
+            # in a session of its own: Ctrl-C in the terminal must not end it before its users have stopped
+            self.process, self._guard = _guarded(
+                self.command(), stdout=log, stderr=log, cwd=self.data_dir, env=self.environment()
             )
-            self._group = self.process.pid
-            self._guard = guard(self._group)
+        self._group = self.process.pid
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + self.start_timeout_s
@@ -183,7 +173,7 @@ class LocalServer:
             self._signal(signal.SIGKILL)
             self.process.wait()
             self._group = None
-        release(self._guard)
+        _release(self._guard)
         self._guard = None
 
     def pause(self) -> None:
@@ -405,49 +395,35 @@ def _program(path: Path) -> str:
     return str(path)
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM: between a process's start and its guard's, it would be left behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *what: caught.append(what)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for came, frame in caught:
-        handler = before[signal.Signals(came)]
-        if callable(handler):
-            handler(came, frame)
-        else:
-            signal.raise_signal(came)
+def _guarded(command: Sequence[str], **options: Any) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    """Start `command` in a session of its own, and a guard that kills it when this process is gone.
 
-
-def guard(group: int) -> subprocess.Popen[bytes]:
-    """A process that kills the process group `group` as soon as this process is gone, however it went."""
-    return subprocess.Popen(  # noqa: S603
-        ["/bin/sh", "-c", _GUARD, "guard", str(group)],
+    1. The guard waits at a pipe. 2. The child, which has the pipe too, tells it the process group. 3. The
+    child lets go of the pipe and becomes the program. So whenever this process ends, also between these
+    steps and also by SIGKILL, the guard sees the end of the pipe and nothing stays behind.
+    """
+    guardian = subprocess.Popen(  # noqa: S603
+        ["/bin/sh", "-c", _GUARD],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    process = subprocess.Popen(  # noqa: S603
+        ["/bin/sh", "-c", _BECOME, "sh", *command], stdin=guardian.stdin, start_new_session=True, **options
+    )
+    return process, guardian
 
 
-def release(guardian: subprocess.Popen[bytes] | None) -> None:
+def _release(guardian: subprocess.Popen[bytes] | None) -> None:
     """Send a guard home before it has anything to do."""
     if guardian is None:
         return
     # its shell and its `cat` alike, and before its input closes
     os.killpg(guardian.pid, signal.SIGKILL)
     guardian.wait()
-    stdin: IO[bytes] | None = guardian.stdin
-    if stdin is not None:
-        stdin.close()
+    if guardian.stdin is not None:
+        guardian.stdin.close()
 
 
 def _cluster_id() -> str:
