@@ -320,6 +320,19 @@ class OnlineLearner:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
 
+def warm_up(config: ModelConfig, device: torch.device) -> None:
+    """Do everything once on a learner that is thrown away: what is compiled or set up at its first use is ready then.
+
+    Without it the first events of a start would wait for it.
+    """
+    small = config.model_copy(update={"user_capacity": 2 * config.batch_size, "item_capacity": 2 * config.batch_size})
+    learner = OnlineLearner(small, device)
+    ids = [str(n) for n in range(3 * config.batch_size)]  # more than fit: eviction is exercised, too
+    learner.observe(EventBatch(ids, ids, np.ones(len(ids), np.bool_), np.ones(len(ids), np.float32)))
+    learner.user_vectors(learner.users.lookup(ids[-1:]))
+    learner.item_vectors()
+
+
 def _named(table: IdTable, rows: Int32) -> list[str]:
     return [external for row in rows.tolist() if (external := table.ids[row]) is not None]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from model.learner import OnlineLearner
+from model.learner import OnlineLearner, warm_up
 from worker.checkpoint import CheckpointError, CheckpointFolder, Saved, load, now_ms
 from worker.checkpoint_view import find_checkpoint
 from worker.dead_letter import KafkaDeadLetters
@@ -125,7 +125,7 @@ def assemble(
     if not found:
         saver.save_when_positions_are_known()
     stalled_after_s = settings.http.stale_after_s
-    report = Report(learner, ingest, outbox, publisher, saver, source, telemetry, health, stalled_after_s)
+    report = Report(learner, ingest, outbox, publisher, saver, source, dead_letters, telemetry, health, stalled_after_s)
     return Worker(
         settings.runtime, source, ingest, learner, outbox, publisher, dead_letters, saver, report, health, stopping
     )
@@ -136,6 +136,7 @@ def _learner(settings: Settings, found: Found | None, telemetry: Telemetry) -> O
         check_compatible(found[0].path, found[1], found[0].header.model, settings.model)
     device = set_up_device(settings.runtime)
     telemetry.describe(version("freshet"), settings.model.family, str(device))
+    warm_up(settings.model, device)
     share, window = settings.evaluation.share, settings.evaluation.window
     return OnlineLearner(settings.model, device, ranked_share=share, window=window, clock=time.monotonic)
 

@@ -84,7 +84,8 @@ def offline_worker(settings: Settings, records: Iterable[Record]) -> Worker:
     ingest = Ingest(Decoder(settings.events), DedupWindow(settings.events.dedup_window), dead_letters, learner)
     outbox = Outbox(learner, publisher, settings.publish)
     health, telemetry = Health(settings.http.stale_after_s), Telemetry()
-    report = Report(learner, ingest, outbox, publisher, saver, source, telemetry, health, settings.http.stale_after_s)
+    limit_s = settings.http.stale_after_s
+    report = Report(learner, ingest, outbox, publisher, saver, source, dead_letters, telemetry, health, limit_s)
     return Worker(
         settings.runtime, source, ingest, learner, outbox, publisher, dead_letters, saver, report, health,
         threading.Event(),

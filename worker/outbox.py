@@ -5,7 +5,7 @@ a row, and what is written afterwards is the newest.
 """
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +135,8 @@ class Outbox:
         self.version = 0
         self.live = False  # caught up with what readers have seen: vectors are handed over
         self.users_published = self.items_published = 0
+        self.items_backlog = 0  # moved items that are not handed over yet, as of the last round
+        self.evicted: Counter[str] = Counter()  # by table, of this run
         self._users = TouchedUsers()
         self._removed_users: dict[str, None] = {}
         self._removed_items: dict[str, None] = {}
@@ -157,10 +159,12 @@ class Outbox:
         for rows, ids in taken.observed.evicted_users:
             self._users.drop(rows)
             self._removed_users.update(dict.fromkeys(ids))
+            self.evicted["users"] += len(ids)
         for rows, ids in taken.observed.evicted_items:
             self._forget_published(rows)
             self._stale_texts.extend(rows.tolist())
             self._removed_items.update(dict.fromkeys(ids))
+            self.evicted["items"] += len(ids)
         touched = np.concatenate([_NO_ROWS, *taken.observed.touched])
         self._users.mark(touched[self._learner.users_live(touched)], taken.record_times_ms)
 
@@ -317,7 +321,8 @@ class Outbox:
             self._publisher.submit(ItemVectors(ids, vectors[part], clicks, self.version, now_ms))
             known[part] = vectors[part]
         self._publisher.submit(self._popular())
-        return len(part) == len(rows)
+        self.items_backlog = len(rows) - len(part)
+        return not self.items_backlog
 
     def _known_items(self, vectors: Float32) -> Float32:
         known = self._published_items

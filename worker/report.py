@@ -1,11 +1,11 @@
 """What the worker says about itself: heartbeat, metrics, readiness, and a line in the log now and then."""
 
 from collections import Counter
-from typing import Any
 
 import structlog
 
 from model.learner import OnlineLearner
+from worker.dead_letter import DeadLetters
 from worker.http import Health
 from worker.ingest import OUTCOMES, Ingest
 from worker.outbox import Outbox
@@ -32,6 +32,7 @@ class Report:
         publisher: Publishes,
         saver: Saves,
         source: Source,
+        dead_letters: DeadLetters,
         telemetry: Telemetry,
         health: Health,
         stalled_after_s: float,
@@ -40,12 +41,14 @@ class Report:
         self._saver, self._source, self._telemetry, self._health = saver, source, telemetry, health
         self._stalled_after_s = stalled_after_s
         self._due_s = self._log_due_s = float("-inf")
-        self._told: Counter[str] = Counter({"records": ingest.records, **_by_kind(ingest)})
+        self._dead_letters = dead_letters
+        self._told = self._counted()
         self._saves_told = self._failures_told = 0
         self._rate: list[tuple[float, int]] = []  # (time, records) of the last seconds
         self._moved: dict[Partition, tuple[int, float]] = {}  # position, since when
         self._loss: float | None = None
         self._lag: dict[Partition, int] = {}
+        telemetry.loop_age.set_function(lambda: health.age_s)  # a loop that hangs cannot tell its age itself
 
     def turn(self, now_s: float) -> None:
         """Bring everything up to date, a few times a second."""
@@ -61,7 +64,7 @@ class Report:
         self._tell_model()
         self._tell_checkpoints()
         self._telemetry.publish_backlog.labels("users").set(self._outbox.backlog)
-        self._telemetry.loop_age.set(self._health.age_s)
+        self._telemetry.publish_backlog.labels("items").set(self._outbox.items_backlog)
         for reason, message in self._reasons(now_s).items():
             self._health.set(reason, message)
         if now_s >= self._log_due_s:
@@ -133,16 +136,29 @@ class Report:
         return f"no progress although there is lag: {', '.join(stalled)}" if stalled else None
 
     def _count_events(self) -> None:
-        now = Counter({"records": self._ingest.records, **_by_kind(self._ingest)})
+        now = self._counted()
+        metrics = {
+            "outcome": self._telemetry.events,
+            "reason": self._telemetry.rejected,
+            "evicted": self._telemetry.evicted,
+            "records": self._telemetry.records,
+            "dropped": self._telemetry.dead_letter_dropped,
+        }
         for name, count in (now - self._told).items():
             kind, _, which = name.partition(":")
-            if kind == "records":
-                self._telemetry.records.inc(count)
-            elif kind == "reason":
-                self._telemetry.rejected.labels(which).inc(count)
-            else:
-                self._telemetry.events.labels(which).inc(count)
+            metric = metrics[kind]
+            (metric.labels(which) if which else metric).inc(count)
         self._told = now
+
+    def _counted(self) -> Counter[str]:
+        """Everything that is counted elsewhere and told as a metric, by kind and label."""
+        ingest, outbox = self._ingest, self._outbox
+        return Counter(
+            {f"outcome:{outcome}": n for outcome, n in ingest.counts.items() if outcome != "rejected"}
+            | {f"reason:{reason}": n for reason, n in ingest.reasons.items()}
+            | {f"evicted:{table}": n for table, n in outbox.evicted.items()}
+            | {"records": ingest.records, "dropped": self._dead_letters.dropped}
+        )
 
     def _tell_positions(self, now_s: float) -> None:
         for at, offset in self._source.positions().items():
@@ -180,9 +196,3 @@ class Report:
             self._telemetry.checkpoint_saved()
             self._telemetry.checkpoint_bytes.set(self._saver.newest.bytes)
             self._telemetry.checkpoint_seconds.observe(self._saver.seconds)
-
-
-def _by_kind(ingest: Ingest) -> dict[str, Any]:
-    return {f"outcome:{k}": n for k, n in ingest.counts.items() if k != "rejected"} | {
-        f"reason:{k}": n for k, n in ingest.reasons.items()
-    }
