@@ -325,9 +325,9 @@ def warm_up(config: ModelConfig, device: torch.device) -> None:
 
     Without it the first events of a start would wait for it.
     """
-    small = config.model_copy(update={"user_capacity": 2 * config.batch_size, "item_capacity": 2 * config.batch_size})
+    small = config.model_copy(update={"batch_size": 8, "user_capacity": 16, "item_capacity": 16})
     learner = OnlineLearner(small, device)
-    ids = [str(n) for n in range(3 * config.batch_size)]  # more than fit: eviction is exercised, too
+    ids = [str(n) for n in range(24)]  # more than fit: eviction is exercised, too
     learner.observe(EventBatch(ids, ids, np.ones(len(ids), np.bool_), np.ones(len(ids), np.float32)))
     learner.user_vectors(learner.users.lookup(ids[-1:]))
     learner.item_vectors()

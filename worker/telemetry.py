@@ -225,7 +225,7 @@ class Telemetry:
     def _events(self) -> None:
         self.records = self._counter("records_total", "Records read.")
         self.events = self._counter(
-            "events_total", "Events by what became of them: learned, observed, ignored, duplicate, tombstone.", "outcome"
+            "events_total", "Events by outcome: learned, observed, ignored, duplicate, tombstone.", "outcome"
         )
         self.rejected = self._counter("rejected_total", "Records rejected, by reason.", "reason")
         self.dead_letter_dropped = self._counter(
