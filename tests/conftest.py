@@ -4,8 +4,10 @@ import itertools
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from kafka import KafkaProducer
 from redis import Redis
 
 from replay.local_stack import (
@@ -17,6 +19,8 @@ from replay.local_stack import (
     start_broker,
     start_redis,
 )
+from tests.clicks import MakeWorker, Send
+from tests.worker_process import WorkerProcess
 
 _names = itertools.count()
 
@@ -91,3 +95,38 @@ def topic(broker: Broker) -> str:
     name = f"clicks-{next(_names)}-{uuid.uuid4().hex[:8]}"
     create_topic(broker.bootstrap_servers, name)
     return name
+
+
+@pytest.fixture
+def make_worker(tmp_path: Path, broker: Broker, topic: str, redis_url: str) -> Iterator[MakeWorker]:
+    """Makes workers on the test's topic; none outlives the test."""
+    made: list[WorkerProcess] = []
+
+    def make(
+        name: str = "worker",
+        topic: str = topic,
+        redis_url: str = redis_url,
+        bootstrap_servers: str = broker.bootstrap_servers,
+        **settings: object,
+    ) -> WorkerProcess:
+        made.append(WorkerProcess(tmp_path / name, bootstrap_servers, topic, redis_url, **settings))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.__exit__(None, None, None)
+
+
+@pytest.fixture
+def send(broker: Broker, topic: str) -> Iterator[Send]:
+    """Sends record values to the test's topic, in order."""
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
+
+    def send(values: list[bytes | None]) -> None:
+        futures = [producer.send(topic, value, key=b"k") for value in values]
+        producer.flush()
+        for future in futures:
+            future.get(30)
+
+    yield send
+    producer.close()

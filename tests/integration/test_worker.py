@@ -3,76 +3,27 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaConsumer, TopicPartition
 from redis import Redis
 
 from model.config import ModelConfig
 from replay.local_stack import Broker, create_topic
-from tests.streams import clustered, differences
+from tests.clicks import MakeWorker, Send, clicks, published
+from tests.streams import differences
 from tests.waiting import eventually
-from tests.worker_process import WorkerProcess
 from worker.checkpoint import load
 from worker.events import encode
 from worker.offline import offline_worker
 from worker.settings import RuntimeSettings, Settings
 
-MakeWorker = Callable[..., WorkerProcess]
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def make_worker(tmp_path: Path, broker: Broker, topic: str, redis_url: str) -> Iterator[MakeWorker]:
-    """Makes workers on the test's topic; none outlives the test."""
-    made: list[WorkerProcess] = []
-
-    def make(name: str = "worker", topic: str = topic, redis_url: str = redis_url, **settings: object) -> WorkerProcess:
-        made.append(WorkerProcess(tmp_path / name, broker.bootstrap_servers, topic, redis_url, **settings))
-        return made[-1]
-
-    yield make
-    for worker in made:
-        worker.__exit__(None, None, None)
-
-
-@pytest.fixture
-def send(broker: Broker, topic: str) -> Iterator[Callable[[list[bytes | None]], None]]:
-    """Sends record values to the test's topic, in order."""
-    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
-
-    def send(values: list[bytes | None]) -> None:
-        futures = [producer.send(topic, value, key=b"k") for value in values]
-        producer.flush()
-        for future in futures:
-            future.get(30)
-
-    yield send
-    producer.close()
-
-
-def clicks(count: int, seed: int = 0) -> tuple[list[bytes | None], Counter[str], Counter[str]]:
-    """Encoded events and their counts by user and by item."""
-    events = clustered(count, seed=seed, users=300)
-    values: list[bytes | None] = [
-        encode(user, item, event_id=f"{seed}-{n}")
-        for n, (user, item) in enumerate(zip(events.users, events.items, strict=True))
-    ]
-    return values, Counter(events.users), Counter(events.items)
-
-
-def published(client: Redis, kind: str) -> dict[str, int]:
-    """The number of events that each published user or item has."""
-    names = [key.decode() for key in client.scan_iter(match=f"rec:{kind}:*", count=1000)]
-    return {name.split(":", 2)[2]: int(client.hget(name, "events") or -1) for name in names}  # type: ignore[arg-type]
-
-
-def test_events_are_learned_published_and_saved(
-    make_worker: MakeWorker, send: Callable[[list[bytes | None]], None], redis_client: Redis
-) -> None:
+def test_events_are_learned_published_and_saved(make_worker: MakeWorker, send: Send, redis_client: Redis) -> None:
     values, users, items = clicks(2000)
     send(values)
     worker = make_worker().start().wait_ready()
@@ -95,9 +46,7 @@ def test_events_are_learned_published_and_saved(
     assert [offset for _, _, offset in newest.positions] == [2000]
 
 
-def test_a_click_changes_its_users_vector(
-    make_worker: MakeWorker, send: Callable[[list[bytes | None]], None], redis_client: Redis
-) -> None:
+def test_a_click_changes_its_users_vector(make_worker: MakeWorker, send: Send, redis_client: Redis) -> None:
     values, *_ = clicks(500)
     send(values)
     worker = make_worker(publish__background_per_s=0).start().wait_ready()
@@ -125,7 +74,7 @@ BROKEN: list[bytes | None] = [
 
 
 def test_a_thousand_broken_records_among_good_ones_are_all_accounted_for(
-    make_worker: MakeWorker, send: Callable[[list[bytes | None]], None], broker: Broker, topic: str
+    make_worker: MakeWorker, send: Send, broker: Broker, topic: str
 ) -> None:
     good, *_ = clicks(3000)
     broken = [BROKEN[n % len(BROKEN)] for n in range(1000)]
@@ -164,7 +113,7 @@ def dead_letters(broker: Broker, topic: str, count: int) -> Iterator[tuple[bytes
 
 
 def test_killed_and_restarted_it_counts_every_event_once_and_ends_in_the_same_state(
-    make_worker: MakeWorker, send: Callable[[list[bytes | None]], None], redis_client: Redis
+    make_worker: MakeWorker, send: Send, redis_client: Redis
 ) -> None:
     """K1: kill -9 in mid-stream, three times; bit for bit the state of a worker that was never killed."""
     values, users, items = clicks(6400)
@@ -202,9 +151,7 @@ def test_a_second_worker_on_the_same_folder_says_who_holds_it(make_worker: MakeW
     assert f"in use by process {first.process.pid}" in second.log
 
 
-def test_a_newer_worker_takes_over_and_the_older_says_so(
-    make_worker: MakeWorker, send: Callable[[list[bytes | None]], None]
-) -> None:
+def test_a_newer_worker_takes_over_and_the_older_says_so(make_worker: MakeWorker, send: Send) -> None:
     older = make_worker("older").start().wait_ready()
     newer = make_worker("newer").start().wait_ready()
     eventually(lambda: older.get("/readyz")[0] == 503)
@@ -230,9 +177,7 @@ def test_a_worker_that_starts_before_its_topic_waits_for_it(
     assert worker.stop() == 0
 
 
-def test_changed_settings_are_refused_with_both_values(
-    make_worker: MakeWorker, send: Callable[[list[bytes | None]], None]
-) -> None:
+def test_changed_settings_are_refused_with_both_values(make_worker: MakeWorker, send: Send) -> None:
     """M7."""
     send(clicks(200)[0])
     worker = make_worker().start().wait_ready()
@@ -245,9 +190,7 @@ def test_changed_settings_are_refused_with_both_values(
     assert worker.checkpoints()[0].header.model["dim"] == 8  # type: ignore[union-attr]
 
 
-def test_a_file_and_kafka_make_the_same_model(
-    make_worker: MakeWorker, send: Callable[[list[bytes | None]], None]
-) -> None:
+def test_a_file_and_kafka_make_the_same_model(make_worker: MakeWorker, send: Send) -> None:
     """The file source runs the very same loop: the figures are equal to the last digit, and so are the weights."""
     values, *_ = clicks(3000)
     send(values)
