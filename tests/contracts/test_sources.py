@@ -1,5 +1,6 @@
 """Every source keeps the same promises: order, positions that can be resumed from, an end that is told."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from worker.source import Positions, Records, Source, SourceError
 
 VALUES: list[bytes] = [b'{"n": %d}' % n for n in range(57)]
 CHUNK = 10
+BEGAN_MS = int(time.time() * 1000)  # a broker deletes records that are older than its retention
 
 Open = Callable[[], Source]  # a new source on a stream that holds VALUES
 
@@ -152,13 +154,13 @@ class SourceContract:
 class TestFileSourceOnRecords(SourceContract):
     @pytest.fixture
     def stream(self) -> Open:
-        return lambda: FileSource([(value, 1000 + n) for n, value in enumerate(VALUES)], chunk=CHUNK)
+        return lambda: FileSource([(value, BEGAN_MS + n) for n, value in enumerate(VALUES)], chunk=CHUNK)
 
 
 class TestFileSourceOnAGenerator(SourceContract):
     @pytest.fixture
     def stream(self) -> Open:
-        return lambda: FileSource(((value, 1000 + n) for n, value in enumerate(VALUES)), chunk=CHUNK)
+        return lambda: FileSource(((value, BEGAN_MS + n) for n, value in enumerate(VALUES)), chunk=CHUNK)
 
     def test_it_cannot_be_sought_back(self, stream: Open) -> None:
         source = stream()
@@ -191,7 +193,7 @@ class TestKafkaSource(SourceContract):
     def stream(self, broker: Broker, topic: str) -> Iterator[Open]:
         with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
             for n, value in enumerate(VALUES):
-                producer.send(topic, value, timestamp_ms=1000 + n)
+                producer.send(topic, value, timestamp_ms=BEGAN_MS + n)
             producer.flush()
         settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, topics=(topic,), max_poll_records=CHUNK)
         opened: list[KafkaSource] = []

@@ -4,6 +4,7 @@ import itertools
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,10 @@ def test_a_first_start_may_read_only_what_comes_from_now_on(kafka: Kafka) -> Non
 
 def test_a_first_start_may_begin_at_a_time(kafka: Kafka) -> None:
     topic = kafka.topic(2)
-    noon_ms = 1_700_000_000_000
-    kafka.send(topic, numbered(0, 20), timestamps_ms=[noon_ms + 1000 * n for n in range(20)])
-    source = kafka.source(topic, start="2023-11-14T22:13:25+00:00")
+    began = datetime.now(UTC) - timedelta(minutes=1)  # within the retention
+    times = [began + timedelta(seconds=n) for n in range(20)]
+    kafka.send(topic, numbered(0, 20), timestamps_ms=[int(time.timestamp() * 1000) for time in times])
+    source = kafka.source(topic, start=(began + timedelta(seconds=4.5)).isoformat())
     assert read_to_the_end(source) == numbered(5, 20)
     assert source.positions()[Partition(topic, 1)] == 0
 
