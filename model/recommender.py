@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from model.adam import Adam
 from model.batch import Int32, TrainingBatch
 from model.config import ModelConfig
 from model.losses import sampled_softmax, weighted
@@ -32,7 +33,7 @@ class Recommender(ABC):
         }
         self.user_tables: dict[str, EmbeddingTable] = {}
         self.dense: nn.Module = nn.Module()
-        self._adam: torch.optim.Optimizer | None = None
+        self._adam: Adam | None = None
 
     @property
     def dim(self) -> int:
@@ -112,7 +113,7 @@ class Recommender(ABC):
             "users": {name: table.state(user_rows) for name, table in self.user_tables.items()},
             "items": {name: table.state(item_rows) for name, table in self.item_tables.items()},
             "dense": {k: v.detach().cpu().clone() for k, v in self.dense.state_dict().items()},
-            "adam": self._optimizer_state(),
+            "adam": self._optimizer().state(),
         }
 
     def load(self, state: State) -> None:
@@ -122,9 +123,7 @@ class Recommender(ABC):
         for name, table in self.item_tables.items():
             table.load(state["items"][name])
         self.dense.load_state_dict(state["dense"])
-        self._adam = None
-        if state["adam"]:
-            self._optimizer().load_state_dict(state["adam"])
+        self._optimizer().load(state["adam"])
 
     def _table(self, name: str, width: int, init_std: float) -> EmbeddingTable:
         return EmbeddingTable(name, width, init_std, self.config.learning_rate, self.config.seed, self.device)
@@ -142,20 +141,9 @@ class Recommender(ABC):
             for name, table in tables.items():
                 if (gradient := leaves[name].grad) is not None:
                     table.apply(rows, gradient, finite)
-        if any(True for _ in self.dense.parameters()):
-            adam = self._optimizer()
-            # The fused optimizer skips its step by itself where `found_inf` is 1: no look at the device is needed.
-            adam.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            adam.step()
+        self._optimizer().step(finite)
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        if self._adam is None:
-            self._adam = torch.optim.Adam(self.dense.parameters(), lr=self.config.dense_learning_rate, fused=True)
+    def _optimizer(self) -> Adam:
+        if self._adam is None:  # the family's own constructor has made the weights by now
+            self._adam = Adam(self.dense.parameters(), self.config.dense_learning_rate)
         return self._adam
-
-    def _optimizer_state(self) -> State:
-        if self._adam is None:
-            return {}
-        state = self._adam.state_dict()
-        moments = {k: {n: t.cpu().clone() for n, t in s.items()} for k, s in state["state"].items()}
-        return {"state": moments, "param_groups": state["param_groups"]}

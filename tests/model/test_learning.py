@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from model.adam import Adam
 from model.batch import PastEvents
 from model.kernels import compacted
 from model.losses import sampled_softmax, weighted
@@ -138,3 +139,23 @@ def test_rows_are_numbered_by_their_first_appearance() -> None:
     unique, local = compacted(np.array([[7, 0], [3, 7]], np.int32), 8)
     assert unique.tolist() == [7, 0, 3]
     assert local.tolist() == [[0, 1], [2, 0]]
+
+
+def test_dense_weights_step_as_torch_adam_does() -> None:
+    ours, theirs = (torch.nn.Parameter(torch.ones(3, 2)) for _ in range(2))
+    adam, reference = Adam([ours], 0.01), torch.optim.Adam([theirs], lr=0.01)
+    for n in range(20):
+        gradient = torch.sin(torch.arange(6.0) + n).reshape(3, 2)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        adam.step(torch.tensor(True))
+        reference.step()
+        if n == 9:  # a step that is not finite leaves no trace
+            ours.grad = gradient * torch.nan
+            adam.step(torch.tensor(False))
+    torch.testing.assert_close(ours, theirs)
+    again = Adam([torch.nn.Parameter(ours.detach().clone())], 0.01)
+    again.load(adam.state())
+    for one in (adam, again):
+        one.parameters[0].grad = torch.ones(3, 2)
+        one.step(torch.tensor(True))
+    assert torch.equal(adam.parameters[0], again.parameters[0])
