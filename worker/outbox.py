@@ -6,8 +6,9 @@ a row, and what is written afterwards is the newest.
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ import structlog
 import torch
 
 from model.batch import Float32, Int32
+from model.id_table import IdTable
 from model.learner import OnlineLearner
 from worker.ingest import Taken
 from worker.settings import PublishSettings
 from worker.source import Partition, Positions
 from worker.updates import Ack, Heartbeat, ItemVectors, Popular, Publishes, Removed, UserVectors
 
-_ITEMS_AT_ONCE = 10_000
+_ITEMS_AT_ONCE = _REMOVED_AT_ONCE = 10_000
 _PARTS_KEPT = 1000  # polls whose users wait
 _TIMES_KEPT = 1_000_000  # events whose acknowledgement is waited for, and counted in the freshness
 
@@ -122,26 +124,57 @@ class TouchedUsers:
             self._parts = deque([_Part(self.rows(), times)])
 
 
+class RowSet:
+    """A set of rows; rows of any number fit in."""
+
+    def __init__(self) -> None:
+        self._flags = np.zeros(1024, np.bool_)
+
+    def add(self, rows: Int32) -> None:
+        if int(rows.max(initial=0)) >= len(self._flags):
+            self._flags = np.concatenate([self._flags, np.zeros(int(rows.max()), np.bool_)])
+        self._flags[rows] = True
+
+    def take(self, rows: Int32) -> npt.NDArray[np.bool_]:
+        """Which of `rows` (n,) were in it; they no longer are."""
+        there = np.zeros(len(rows), np.bool_)
+        known = rows < len(self._flags)
+        there[known] = self._flags[rows[known]]
+        self._flags[rows[known]] = False
+        return there
+
+
 class Outbox:
     """Between the learner and the publisher. `version` counts the publishing chunks over the model's whole life.
 
     After a start nothing is published until the worker has caught up with what readers have already seen; then what
     was touched goes first, everything else follows in the background, and at last what only older epochs wrote is
-    swept away.
+    swept away. An id that Redis never had need not be removed from it, so what waits for removal is bounded by the
+    capacities, however long Redis is away.
     """
 
-    def __init__(self, learner: OnlineLearner, publisher: Publishes, settings: PublishSettings) -> None:
+    def __init__(
+        self,
+        learner: OnlineLearner,
+        publisher: Publishes,
+        settings: PublishSettings,
+        topics: Collection[str] = (),  # that are read: what readers have seen of others is no matter
+    ) -> None:
         self._learner, self._publisher, self._settings = learner, publisher, settings
+        self._topics = frozenset(topics)
         self.version = 0
         self.live = False  # caught up with what readers have seen: vectors are handed over
         self.users_published = self.items_published = 0
         self.items_backlog = 0  # moved items that are not handed over yet, as of the last round
         self.evicted: Counter[str] = Counter()  # by table, of this run
         self._users = TouchedUsers()
+        self._handed_over: deque[Int32] = deque()  # touched users by update that is not acknowledged, oldest first
         self._removed_users: dict[str, None] = {}
         self._removed_items: dict[str, None] = {}
+        self._removing: Removed | None = None  # handed over, not acknowledged
+        self._users_in_redis, self._items_in_redis = RowSet(), RowSet()  # or maybe
         self._texts: list[bytes] = []  # by item row: its id as JSON
-        self._stale_texts: list[int] = []
+        self._stale_texts: set[int] = set()
         self._published_items: Float32 | None = None  # (rows, dim) as Redis has them; NaN = not at all
         self._items_due_s = self._heartbeat_due_s = float("-inf")
         self._quiet_row = 1  # next user row of the background round
@@ -151,19 +184,19 @@ class Outbox:
 
     @property
     def backlog(self) -> int:
-        """Users whose new vector has not been handed over yet."""
-        return len(self._users)
+        """Users whose new vector is not in Redis yet."""
+        return len(self._users) + sum(map(len, self._handed_over))
 
     def mark(self, taken: Taken) -> None:
         """Note what a poll changed: touched users, evicted ids, events whose freshness is to be measured."""
         for rows, ids in taken.observed.evicted_users:
             self._users.drop(rows)
-            self._removed_users.update(dict.fromkeys(ids))
+            self._removed_users.update(_chosen(ids, self._users_in_redis.take(rows)))
             self.evicted["users"] += len(ids)
         for rows, ids in taken.observed.evicted_items:
             self._forget_published(rows)
-            self._stale_texts.extend(rows.tolist())
-            self._removed_items.update(dict.fromkeys(ids))
+            self._stale_texts.update(rows.tolist())
+            self._removed_items.update(_chosen(ids, self._items_in_redis.take(rows)))
             self.evicted["items"] += len(ids)
         touched = np.concatenate([_NO_ROWS, *taken.observed.touched])
         self._users.mark(touched[self._learner.users_live(touched)], taken.record_times_ms)
@@ -200,12 +233,14 @@ class Outbox:
         return self.live and not len(self._users) and not self._removed_users and not self._removed_items and not due
 
     def state(self) -> dict[str, Any]:
-        """Plain data that `load` takes: what is still to be published or deleted."""
+        """Plain data that `load` takes: what is still to be published or deleted, until it is acknowledged."""
+        users = np.concatenate([*self._handed_over, self._users.rows()])
+        removing = self._removing or Removed([], [], 0)
         return {
             "version": self.version,
-            "users": torch.from_numpy(self._users.rows().copy()),
-            "removed_users": list(self._removed_users),
-            "removed_items": list(self._removed_items),
+            "users": torch.from_numpy(users[self._learner.users_live(users)]),
+            "removed_users": [*removing.users, *self._removed_users],
+            "removed_items": [*removing.items, *self._removed_items],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -214,6 +249,8 @@ class Outbox:
         self._users.mark(state["users"].numpy(), _NO_TIMES)
         self._removed_users = dict.fromkeys(state["removed_users"])
         self._removed_items = dict.fromkeys(state["removed_items"])
+        self._users_in_redis.add(_live(self._learner.users))
+        self._items_in_redis.add(_live(self._learner.items))
 
     # --- inside --------------------------------------------------------------------------------------------
 
@@ -221,8 +258,9 @@ class Outbox:
         seen = self._publisher.seen_positions
         if seen is None:
             return False
-        behind = [p for p, offset in positions_from_json(seen).items() if positions.get(p, offset) < offset]
-        return ended or not behind  # at the end of the stream there is nothing more to catch up with
+        ours = {at: offset for at, offset in positions_from_json(seen).items() if at.topic in self._topics}
+        # A partition that is not found yet is behind. At the end of the stream there is nothing to catch up with.
+        return ended or all(positions.get(at, -1) >= offset for at, offset in ours.items())
 
     def _go_live(self) -> None:
         self.live = True
@@ -239,9 +277,16 @@ class Outbox:
             return
         touched, times = self._users.take(self._settings.max_users)
         rows = np.concatenate([touched, self._quiet_rows(now_s, self._settings.max_users - len(touched))])
-        if not len(rows):
-            return
+        if len(rows):
+            self._submit_users(rows, times, now_ms, positions)
+            self._handed_over.append(touched)
+        if self._quiet_row >= self._learner.users.rows:
+            self._quiet_row = 1
+            self._round_done("users")
+
+    def _submit_users(self, rows: Int32, times: Times, now_ms: int, positions: Positions) -> None:
         self.version += 1
+        self._users_in_redis.add(rows)
         self._publisher.submit(
             UserVectors(
                 ids=self._learner.user_ids(rows),
@@ -270,7 +315,7 @@ class Outbox:
         for row in self._stale_texts:
             if row < len(self._texts):
                 self._texts[row] = _json(ids[row])
-        self._stale_texts = [row for row in self._stale_texts if ids[row] is None]  # not handed out again yet
+        self._stale_texts = {row for row in self._stale_texts if ids[row] is None}  # not handed out again yet
         self._texts += [_json(external) for external in ids[len(self._texts) :]]
         return self._texts
 
@@ -284,9 +329,6 @@ class Outbox:
         rows = np.arange(self._quiet_row, stop, dtype=np.int32)
         self._quiet_allowance -= len(rows)
         self._quiet_row = stop
-        if stop == end:
-            self._quiet_row = 1
-            self._round_done("users")
         return rows[self._learner.users_live(rows)]
 
     def _round_done(self, kind: str) -> None:
@@ -299,12 +341,13 @@ class Outbox:
     def _hand_over_removed(self) -> None:
         if not (self._removed_users or self._removed_items) or not self._publisher.ready_for(Removed):
             return
-        # An id that has come back in the meantime is published again, or was: it must stay.
-        users = [i for i in self._removed_users if not self._learner.users.lookup([i])[0]]
-        items = [i for i in self._removed_items if not self._learner.items.lookup([i])[0]]
         self.version += 1
-        self._publisher.submit(Removed(users, items, self.version))
-        self._removed_users, self._removed_items = {}, {}
+        self._removing = Removed(
+            _taken(self._removed_users, self._learner.users, self._users_in_redis),
+            _taken(self._removed_items, self._learner.items, self._items_in_redis),
+            self.version,
+        )
+        self._publisher.submit(self._removing)
 
     def _hand_over_items(self, now_ms: int) -> bool:
         """Items that moved, and the popularity list; True when that was all of them."""
@@ -318,6 +361,7 @@ class Outbox:
             self.version += 1
             clicks = self._learner.sampler.clicks[part]
             ids = self._learner.item_ids(part)
+            self._items_in_redis.add(part)
             self._publisher.submit(ItemVectors(ids, vectors[part], clicks, self.version, now_ms))
             known[part] = vectors[part]
         self._publisher.submit(self._popular())
@@ -352,6 +396,27 @@ class Outbox:
 
     def _take_ack(self, ack: Ack) -> None:
         if isinstance(ack.update, UserVectors):
+            self._handed_over.popleft()
             self.users_published += len(ack.update.ids) - ack.refused - ack.skipped
         elif isinstance(ack.update, ItemVectors):
             self.items_published += len(ack.update.ids) - ack.refused - ack.skipped
+        elif isinstance(ack.update, Removed):
+            self._removing = None
+
+
+def _chosen(ids: list[str], flags: npt.NDArray[np.bool_]) -> dict[str, None]:
+    return dict.fromkeys(compress(ids, flags))
+
+
+def _live(table: IdTable) -> Int32:
+    return np.flatnonzero(table.last_used[: table.rows]).astype(np.int32)
+
+
+def _taken(removed: dict[str, None], table: IdTable, in_redis: RowSet) -> list[str]:
+    """The next ids to remove, out of `removed`. One that has come back is published again, or was: it must stay."""
+    ids = list(islice(removed, _REMOVED_AT_ONCE))
+    for external in ids:
+        del removed[external]
+    rows = table.lookup(ids)
+    in_redis.add(rows[rows > 0])
+    return list(_chosen(ids, rows == 0))
