@@ -24,6 +24,7 @@ _HASH_BYTES = 100  # of a row's key and small fields, roughly
 
 class PublishQueue:
     """What waits for Redis. Users and heartbeats take turns with everything else; each of the two is in order.
+    A removal also waits for the users that were handed over before it.
 
     `next`, `sent` and `done` are the publishing thread's, the rest is the loop's.
     """
@@ -85,9 +86,16 @@ class PublishQueue:
         """The task whose call is to be made now."""
         if self._again is None:
             with self._changed:
-                first, second = self._lanes[self._turn], self._lanes[1 - self._turn]
-                self._again = first[0] if first else second[0] if second else None
+                lane = self._turn if self._may_go(self._turn) else 1 - self._turn
+                self._again = self._lanes[lane][0] if self._lanes[lane] else None
         return self._again
+
+    def _may_go(self, lane: int) -> bool:
+        if not self._lanes[lane]:
+            return False
+        # An older write that is sent after the removal of its id would bring the id back.
+        waits_for_older = isinstance(self._lanes[lane][0].update, Removed) and bool(self._lanes[1 - lane])
+        return not (waits_for_older and self._numbers[1 - lane][0] < self._numbers[lane][0])
 
     def sent(self) -> None:
         """The call succeeded: the other lane's turn."""
