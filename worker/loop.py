@@ -71,14 +71,24 @@ class Worker:
         deadline = self.clock() + self.settings.grace_s
         self.saver.save_now(self.settings.grace_s / 2, self.clock())
         self.outbox.hurry()
-        while self.publisher.connected and not self.outbox.settled and self.clock() < deadline - _CLOSE_S:
-            self._publish()
-            time.sleep(0.002)
+        self._publish_the_rest(deadline)
         self.report.log("stopped")
-        self.publisher.close(max(_CLOSE_S, deadline - self.clock()))
+        # What cannot be published now is in the checkpoint.
+        self.publisher.close(max(_CLOSE_S, deadline - self.clock()) if self.publisher.connected else _CLOSE_S)
         self.dead_letters.close(_CLOSE_S)
         self.source.close()
         self.saver.close()
+
+    def _publish_the_rest(self, deadline: float) -> None:
+        """Hand everything over that waits, unless readers have seen more than this model has, or Redis is away."""
+        connected_s = self.clock()
+        self._publish()
+        while self.outbox.live and not self.outbox.settled and self.publisher.superseded_by is None:
+            if self.clock() > min(deadline, connected_s + 2 * _CLOSE_S) - _CLOSE_S:
+                return
+            time.sleep(0.002)
+            connected_s = self.clock() if self.publisher.connected else connected_s
+            self._publish()
 
     def _publish(self) -> None:
         ended = not self.outbox.live and self._at_end()

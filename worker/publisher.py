@@ -119,8 +119,8 @@ class Publisher:
 
     @property
     def connected(self) -> bool:
-        """The claim was made and the last call was answered as it should be."""
-        return self.epoch is not None and self._failure is None
+        """The claim was made, nobody else has taken over, and the last call was answered as it should be."""
+        return self.epoch is not None and self._end is None and self._failure is None
 
     @property
     def superseded_by(self) -> int | None:
