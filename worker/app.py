@@ -111,7 +111,7 @@ def assemble(
         replace=replace,
         telemetry=telemetry,
     )
-    outbox = Outbox(learner, publisher, settings.publish)
+    outbox = Outbox(learner, publisher, settings.publish, settings.kafka.topics)
     state = WorkerState(learner, ingest, outbox, source.positions, lambda: publisher.epoch or saved_epoch, meta.model)
     if found and header:
         state.load(found[1])
@@ -121,7 +121,15 @@ def assemble(
     source.seek(header.positions_by_partition() if header else {})
     if found and header and found[0].path != folder.list()[0].path:
         source.rewind(header.positions_by_partition())  # a newer one is damaged, or this one was asked for
-    saver = Saver(folder, settings.checkpoint, state.snapshot, lambda: ingest.records, source, dead_letters)
+    saver = Saver(
+        folder,
+        settings.checkpoint,
+        state.snapshot,
+        lambda: ingest.records,
+        source,
+        dead_letters,
+        superseded=lambda: publisher.superseded_by is not None,
+    )
     if not found:
         saver.save_when_positions_are_known()
     stalled_after_s = settings.http.stale_after_s

@@ -40,7 +40,8 @@ class Saver:
 
     1. rejected records reach their topic (bounded: what cannot be written must not hold the checkpoint up);
     2. the state is copied, with the positions that belong to it; 3. a thread writes the file;
-    4. the positions of a file that is safely there are committed to the source.
+    4. the positions of a file that is safely there are committed to the source, unless a newer worker has taken over:
+       the group's offsets are that one's now.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Saver:
         records: Callable[[], int],
         source: Source,
         dead_letters: DeadLetters,
+        superseded: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder, self._settings, self._snapshot, self._records = folder, settings, snapshot, records
-        self._source, self._dead_letters = source, dead_letters
+        self._source, self._dead_letters, self._superseded = source, dead_letters, superseded
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._running: Future[Saved] | None = None
         self._saved_records = records()  # in the newest checkpoint
@@ -130,4 +132,5 @@ class Saver:
         self.saves, self.problem, self.newest = self.saves + 1, None, saved
         self._saved_records = saved.header.records
         log.info("checkpoint_saved", path=str(saved.path), bytes=saved.bytes, records=saved.header.records)
-        self._source.commit(saved.header.positions_by_partition())
+        if not self._superseded():
+            self._source.commit(saved.header.positions_by_partition())
