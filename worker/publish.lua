@@ -107,6 +107,9 @@ local there = redis.call('HMGET', WORKER, 'epoch', 'writes')
 local writes = tonumber(there[2]) or -1
 if tonumber(there[1]) ~= epoch or writes < acknowledged then return {'LOST', now} end
 
+-- A call from the past: it was repeated, answered and followed by others while this one was still under way.
+if writes > acknowledged + 1 then return {'OK', now, 0} end
+
 if ARGV[1] == 'watch' then return {'OK', now, 0} end
 if ARGV[1] == 'sweep' then return {'OK', now, operations.sweep()} end
 -- A heartbeat whose reply was lost is there already; everything else may be written twice.

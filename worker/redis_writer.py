@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 import socket
+import uuid
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from itertools import chain
@@ -57,7 +58,7 @@ class RedisWriter:
         self._stats_length = publish.stats_length
         self._meta = meta
         self._now_ms = now_ms
-        self._writer = f"{socket.gethostname()}:{os.getpid()}"
+        self._writer, self._instance = f"{socket.gethostname()}:{os.getpid()}", uuid.uuid4().hex
         self._claim_script, self._publish_script = _Script("claim.lua"), _Script("publish.lua")
         # A worker that was acknowledged within the limit was not away; see claim.lua.
         self._limit_ms = math.ceil(1000 * (3 * publish.heartbeat_s + redis.timeout_s))
@@ -172,7 +173,7 @@ class RedisWriter:
         status, server_ms, *rest = self._claim_script.run(
             self._client,
             [self._keys.meta, self._keys.worker, self._keys.claim],
-            [*arguments, self._witness_ms, self._limit_ms, self._patience_ms, int(replace), *fields],
+            [*arguments, self._witness_ms, self._limit_ms, self._patience_ms, int(replace), self._instance, *fields],
         )
         if status == b"SUPERSEDED":
             raise SupersededError(int(rest[0]), rest[1].decode())

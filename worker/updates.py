@@ -126,7 +126,7 @@ class Publishes(Protocol):
 
 
 # Fields of `rec:worker` that the publisher keeps itself.
-RESERVED_FIELDS = frozenset({"epoch", "writer", "writes", "heartbeat_ms", "positions"})
+RESERVED_FIELDS = frozenset({"epoch", "writer", "instance", "writes", "heartbeat_ms", "positions"})
 
 
 def check_update(update: Update, dim: int) -> None:
