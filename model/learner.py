@@ -35,7 +35,8 @@ EVICTED_AT_ONCE = 0.01  # of the capacity: a full table is not searched for each
 class Observed:
     """What `observe` changed, for whoever publishes it."""
 
-    touched: list[Int32] = field(default_factory=list)  # user rows, in order, repeated where clicked again
+    events: int = 0  # taken
+    touched: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # user rows, as often as they clicked
     evicted_users: list[tuple[Int32, list[str]]] = field(default_factory=list)  # rows and whose they were
     evicted_items: list[tuple[Int32, list[str]]] = field(default_factory=list)
 
@@ -86,27 +87,27 @@ class OnlineLearner:
 
     # --- the fast path -------------------------------------------------------------------------------------
 
-    def observe(self, events: EventBatch) -> Observed:
+    def observe(self, events: EventBatch) -> list[Observed]:
         """Take `events` in order; learns whenever a mini-batch is full."""
-        changes = Observed()
-        for part in self._parts(events, changes):
-            self._observe(part, changes)
-            if self._pending.full:
-                self.learn()
-        return changes
+        return list(self.observe_parts(events))
 
-    def _parts(self, events: EventBatch, changes: Observed) -> Iterator[EventBatch]:
-        """Cut `events` where a mini-batch ends or a table is full; evicts in between."""
-        start = 0
+    def observe_parts(self, events: EventBatch) -> Iterator[Observed]:
+        """The same in parts, each at most a mini-batch: what it fills is learned when the next part is asked for.
+
+        So whoever publishes can do so before it waits for the optimizer. All parts must be asked for.
+        """
+        start, changes = 0, Observed()
         while start < len(events):
             part = events.part(start, start + self._pending.room)
             fitting = min(_fitting(self.users, part.users), _fitting(self.items, part.items))
-            full = fitting < len(part)
-            if fitting:
-                yield part.part(0, fitting)
-            if full:
+            if not fitting:
                 self._evict(changes)
-            start += fitting
+                continue
+            self._observe(part.part(0, fitting), changes)
+            yield changes
+            start, changes = start + fitting, Observed()
+            if self._pending.full:
+                self.learn()
 
     def _observe(self, events: EventBatch, changes: Observed) -> None:
         sequence = np.arange(self.events + 1, self.events + len(events) + 1)
@@ -118,7 +119,7 @@ class OnlineLearner:
         np.minimum.at(self.first_seen, items, sequence)
         positions = self.log.append(users, items, events.observe)
         self._pending.add(PastEvents(users, items, positions, events.weights, sequence))
-        changes.touched.append(users[events.observe])
+        changes.events, changes.touched = len(events), users[events.observe]
 
     def _grow(self) -> None:
         users, items = self.users.rows, self.items.rows

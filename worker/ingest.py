@@ -1,6 +1,7 @@
 """From the records of one poll to the learner: every event ends in exactly one count."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,9 +11,10 @@ import numpy.typing as npt
 from model.batch import EventBatch
 from model.learner import Observed, OnlineLearner
 from worker.dedup import DedupWindow
-from worker.events import Decoder, Reason, Rejected
+from worker.events import Decoded, Decoder, Reason
 from worker.source import Origin, Records
 
+Flags = npt.NDArray[np.bool_]
 OUTCOMES = ("learned", "observed", "ignored", "duplicate", "tombstone", "rejected")
 
 
@@ -24,7 +26,7 @@ class RejectedSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one poll changed."""
+    """What a part of a poll changed."""
 
     observed: Observed
     record_times_ms: npt.NDArray[np.int64]  # (n,) Kafka's timestamps of the observed events
@@ -42,32 +44,40 @@ class Ingest:
         self.reasons: Counter[str] = Counter()  # of rejection
         self.records = 0
 
-    def take(self, records: Records) -> Taken:
-        """Everything in `records`, in order."""
+    def take(self, records: Records) -> Iterator[Taken]:
+        """Everything in `records`, in order, in parts that can be published before the model learns from them.
+
+        All parts must be asked for: what one fills is learned when the next is.
+        """
         decoded = self._decoder.decode(records.values, records.timestamps_ms)
         for rejected in decoded.rejected:
             self._rejected.send(records.origin(rejected.record), rejected.reason, rejected.detail)
         new = self._dedup.first_seen(decoded.event_ids)
         matters = new & (decoded.observe | (decoded.weights != 0))
+        self._count(records, decoded, new, matters)
         users, items = decoded.users, decoded.items
         if not matters.all():
             rows = np.flatnonzero(matters)
             users, items = [users[i] for i in rows], [items[i] for i in rows]
         observe, weights = decoded.observe[matters], decoded.weights[matters]
-        observed = self._learner.observe(EventBatch(users, items, observe, weights))
-        self._count(records, decoded.rejected, decoded.tombstones)
-        self.counts["duplicate"] += int((~new).sum())
-        self.counts["ignored"] += int((new & ~matters).sum())
-        self.counts["learned"] += int((weights != 0).sum())
-        self.counts["observed"] += int((weights == 0).sum())
-        times = np.asarray(records.timestamps_ms, np.int64)[decoded.records[matters][observe]]
-        return Taken(observed, times)
+        times, start = np.asarray(records.timestamps_ms, np.int64)[decoded.records[matters]], 0
+        for observed in self._learner.observe_parts(EventBatch(users, items, observe, weights)):
+            part = slice(start, start + observed.events)
+            yield Taken(observed, times[part][observe[part]])
+            start = part.stop
 
-    def _count(self, records: Records, rejected: list[Rejected], tombstones: int) -> None:
+    def _count(self, records: Records, decoded: Decoded, new: Flags, matters: Flags) -> None:
         self.records += len(records.values)
-        self.counts["tombstone"] += tombstones
-        self.counts["rejected"] += len(rejected)
-        self.reasons.update(str(r.reason) for r in rejected)
+        self.reasons.update(str(r.reason) for r in decoded.rejected)
+        learned = int((decoded.weights[matters] != 0).sum())
+        self.counts.update(
+            tombstone=decoded.tombstones,
+            rejected=len(decoded.rejected),
+            duplicate=int((~new).sum()),
+            ignored=int((new & ~matters).sum()),
+            learned=learned,
+            observed=int(matters.sum()) - learned,
+        )
 
     def state(self) -> dict[str, Any]:
         """Plain data that `load` takes."""

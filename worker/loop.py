@@ -48,10 +48,12 @@ class Worker:
         filling_since = self.clock()
         while not self.stopping.is_set() and self.publisher.superseded_by is None:
             self.health.turn()
-            # 1. read and observe; mini-batches are learned as they fill
+            # 1. read and observe; what was touched is handed over before a mini-batch that it fills is learned
             records = self.source.poll(_IDLE_S)
             if records is not None:
-                self.outbox.mark(self.ingest.take(records))
+                for taken in self.ingest.take(records):
+                    self.outbox.mark(taken)
+                    self._publish()
             # 2. a mini-batch that does not fill does not wait for ever
             if records is not None or not self.learner.pending:
                 filling_since = self.clock()

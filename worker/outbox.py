@@ -198,7 +198,7 @@ class Outbox:
             self._stale_texts.update(rows.tolist())
             self._removed_items.update(_chosen(ids, self._items_in_redis.take(rows)))
             self.evicted["items"] += len(ids)
-        touched = np.concatenate([_NO_ROWS, *taken.observed.touched])
+        touched = taken.observed.touched
         self._users.mark(touched[self._learner.users_live(touched)], taken.record_times_ms)
 
     def turn(self, now_s: float, now_ms: int, positions: Positions, figures: Figures, ended: bool) -> None:

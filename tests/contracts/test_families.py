@@ -95,7 +95,7 @@ def test_a_row_that_is_handed_out_again_is_as_good_as_new(family: str) -> None:
     for start in range(0, 1000, 50):
         ids = range(start, start + 50)
         observed = learner.observe(batch([f"u{i}" for i in ids], [f"i{i}" for i in ids]))
-        for rows, gone in observed.evicted_users:
+        for rows, gone in [evicted for part in observed for evicted in part.evicted_users]:
             assert all(learner.log.count[row] == 0 for row in rows if learner.users.ids[row] is None)
             assert not set(gone) & {learner.users.ids[row] for row in rows}
     assert len(learner.users) <= 100
