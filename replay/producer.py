@@ -1,6 +1,8 @@
 """Sends records to Kafka: acknowledged by all replicas, idempotent, every outcome counted."""
 
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -159,8 +161,12 @@ def _connect(bootstrap_servers: str, compression: str | None, client_options: di
         "reconnect_backoff_max_ms": 1000,
         "metrics_enabled": False,
     }
+    make = partial(KafkaProducer, bootstrap_servers=bootstrap_servers.split(","), **options | client_options)
     try:
-        return KafkaProducer(bootstrap_servers=bootstrap_servers.split(","), **options | client_options)
+        # kafka-python connects in the calling thread, and a Ctrl-C that meets it there is lost in one of its
+        # coroutines; it reaches a thread that only waits
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(make).result()
     except (KafkaError, OSError, ValueError) as error:
         raise unavailable(bootstrap_servers, error) from error
 

@@ -1,6 +1,10 @@
 """The producer against a real broker."""
 
 import json
+import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -144,3 +148,18 @@ def test_security_is_read_from_the_workers_variables() -> None:
         "ssl_check_hostname": False,
     }
     assert security_options({}) == {"ssl_check_hostname": True}
+
+
+def test_an_interrupt_while_connecting_is_heeded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        program = (
+            "from replay.producer import EventProducer\n"
+            f"EventProducer('127.0.0.1:{silent.getsockname()[1]}', 't', bootstrap_timeout_ms=3000)\n"
+        )
+        # the signal's usual effect, which a shell's background job would not have
+        restore = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        with subprocess.Popen([sys.executable, "-c", restore + program], stderr=subprocess.PIPE, text=True) as process:
+            silent.accept()
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=60)[1]
+    assert said.splitlines()[-1].startswith("KeyboardInterrupt"), said
