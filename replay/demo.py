@@ -43,6 +43,7 @@ PACED_RATE = 1000.0
 PACED_EVENTS = 15_000
 SAMPLED_USERS = 3
 _SECTION = "FRESHET_"
+_OFTEN = _SECTION + "CHECKPOINT__EVERY_EVENTS"
 _GRACE_S = 40.0  # twice the worker's own
 _READY_S = 120.0  # importing torch on a cold disk takes its time
 _STALLED_S = 120.0  # a worker that reads nothing for so long is not going to
@@ -139,7 +140,7 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
     began = time.monotonic()
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     dataset = movielens.load(say=say)
     total = min(len(dataset), options.limit or len(dataset))
@@ -168,7 +169,7 @@ def _stack(partitions: int, say: Say) -> Iterator[Stack]:
     with ExitStack() as stack:
         bootstrap_servers, broker_name = _kafka(stack, external_kafka)
         redis_url = external_redis or stack.enter_context(start_redis(FOLDER / "redis")).url
-        redis = stack.enter_context(Redis.from_url(redis_url))
+        redis = stack.enter_context(_redis(redis_url))
         redis_name = f"Redis {_version(redis)}"
         _forget_earlier(redis)
         say(f"{broker_name} at {bootstrap_servers}, {redis_name}; data and logs in {FOLDER}")
@@ -189,6 +190,13 @@ def _kafka(stack: ExitStack, external: str | None) -> tuple[str, str]:
     return broker.bootstrap_servers, name
 
 
+def _redis(url: str) -> Redis:
+    try:
+        return Redis.from_url(url)
+    except ValueError as error:  # which names what is wrong, and no password
+        raise DemoError(f"FRESHET_REDIS__URL: {error}") from None
+
+
 def _worker(bootstrap_servers: str, topic: str, redis_url: str) -> WorkerProcess:
     return WorkerProcess(
         FOLDER / "worker",
@@ -198,7 +206,7 @@ def _worker(bootstrap_servers: str, topic: str, redis_url: str) -> WorkerProcess
             "FRESHET_REDIS__URL": redis_url,
             "FRESHET_REDIS__PREFIX": PREFIX,
             # often enough to see some
-            "FRESHET_CHECKPOINT__EVERY_EVENTS": "20000",
+            _OFTEN: os.environ.get(_OFTEN, "20000"),
         },
     )
 

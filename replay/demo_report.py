@@ -109,6 +109,7 @@ def show(report: DemoReport, console: Console) -> None:
     console.print(Panel.fit(_counts(report), title=f"{report.dataset}: what was read", border_style="dim"))
     console.print(Panel.fit(_quality(report), title="recommendations, each before it was learned", border_style="dim"))
     console.print(Panel.fit(_speed(report), title="freshness and speed", border_style="dim"))
+    console.print("Each user's top 10, of the items that are not among the last 50 clicks:", style="dim")
     for user in report.users:
         console.print(Panel.fit(_user(user), title=f"user {user.user_id}, from Redis alone", border_style="dim"))
     machine = report.machine

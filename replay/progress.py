@@ -25,8 +25,9 @@ class _Rate(ProgressColumn):
 def shown(what: str, total: int | None, console: Console | None = None) -> Iterator[Advance]:
     """Show progress while the block runs; call what it gives with the number of events so far."""
     console = console or Console(stderr=True)
-    with _bar(what, total, console) if console.is_terminal else _lines(what, total, console) as show:
-        yield _now_and_then(show)
+    kind = _bar if console.is_terminal else _lines
+    with kind(what, total, console) as show, _now_and_then(show) as advance:
+        yield advance
 
 
 @contextmanager
@@ -61,15 +62,20 @@ def line(what: str, done: int, total: int | None, rate: float) -> str:
     return f"{what}: {done:,}{of} events, {rate:,.0f} events/s{left}"
 
 
-def _now_and_then(show: Advance) -> Advance:
-    """Pass a count on ten times a second at most, as showing it costs more than sending an event."""
-    due = 0.0
+@contextmanager
+def _now_and_then(show: Advance) -> Iterator[Advance]:
+    """Pass a count on ten times a second, as showing it costs more than sending an event; the last one, too."""
+    due, newest = 0.0, 0
 
     def advance(done: int) -> None:
-        nonlocal due
+        nonlocal due, newest
+        newest = done
         now = time.monotonic()
         if now >= due:
             due = now + _UPDATE_EVERY_S
             show(done)
 
-    return advance
+    try:
+        yield advance
+    finally:
+        show(newest)
