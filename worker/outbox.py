@@ -26,6 +26,7 @@ from worker.updates import Ack, Heartbeat, ItemVectors, Popular, Publishes, Remo
 
 _ITEMS_AT_ONCE = _REMOVED_AT_ONCE = 10_000
 _PARTS_KEPT = 1000  # polls whose users wait
+_FORGOTTEN_KEPT = 100_000  # that wait for their removal, at most
 _TIMES_KEPT = 1_000_000  # events whose acknowledgement is waited for, and counted in the freshness
 
 Times = npt.NDArray[np.int64]
@@ -54,6 +55,11 @@ def _json(external: str | None) -> bytes:
     return json.dumps(external, ensure_ascii=False).encode()
 
 
+def _distinct(rows: Int32) -> Int32:
+    """Each row once, in order of its first appearance."""
+    return rows[np.sort(np.unique(rows, return_index=True)[1])]
+
+
 @dataclass(slots=True)
 class _Part:
     """Users that one poll was the first to touch, and Kafka's timestamps of all its events."""
@@ -78,10 +84,10 @@ class TouchedUsers:
         if int(rows.max(initial=0)) >= len(self._flags):
             self._flags = np.concatenate([self._flags, np.zeros(int(rows.max()), np.bool_)])
         new = rows[~self._flags[rows]]
-        distinct, first = np.unique(new, return_index=True)
+        distinct = _distinct(new)
         self._flags[distinct] = True
         self._count += len(distinct)
-        self._parts.append(_Part(new[np.sort(first)], times_ms))
+        self._parts.append(_Part(distinct, times_ms))
         self._join_parts()
 
     def take(self, count: int) -> tuple[Int32, Times]:
@@ -192,7 +198,10 @@ class Outbox:
         for rows, ids in taken.observed.evicted_users:
             self._users.drop(rows)
             self._removed_users.update(_chosen(ids, self._users_in_redis.take(rows)))
-            self.evicted["users"] += len(ids)
+            self.evicted["users"] += 0 if taken.forgotten else len(ids)
+        # Of a user that the model does not know an older worker may have left a key. Past the limit the sweep gets it.
+        if taken.forgotten and len(self._removed_users) < _FORGOTTEN_KEPT:
+            self._removed_users[taken.forgotten] = None
         for rows, ids in taken.observed.evicted_items:
             self._forget_published(rows)
             self._stale_texts.update(rows.tolist())
@@ -234,7 +243,7 @@ class Outbox:
 
     def state(self) -> dict[str, Any]:
         """Plain data that `load` takes: what is still to be published or deleted, until it is acknowledged."""
-        users = np.concatenate([*self._handed_over, self._users.rows()])
+        users = _distinct(np.concatenate([*self._handed_over, self._users.rows()]))
         removing = self._removing or Removed([], [], 0)
         return {
             "version": self.version,
