@@ -56,6 +56,7 @@ def _append(
             for p in range(max(0, count[user] - old_size), count[user]):
                 arena[block + p % wanted] = arena[old + p % old_size]
             if old_size > 0:
+                arena[old : old + old_size] = 0
                 arena[old] = free[klass]  # class of the old block is klass - 1, whose head is free[klass]
                 free[klass] = old
             start[user], size[user] = block, wanted
@@ -166,12 +167,14 @@ class ClickLog:
         return self.window(users, self.count[users], length)
 
     def forget_users(self, users: Int32) -> None:
-        """Empty the logs of `users` and take their blocks back."""
+        """Empty the logs of `users` and take their blocks back, erased: a block may wait for long."""
         for user in users.tolist():
-            if self.size[user]:
-                klass = int(self.size[user] // SMALLEST).bit_length() - 1
-                self.arena[self.start[user]] = self._free[1 + klass]
-                self._free[1 + klass] = self.start[user]
+            start, size = self.start[user], self.size[user]
+            if size:
+                klass = int(size // SMALLEST).bit_length() - 1
+                self.arena[start : start + size] = 0
+                self.arena[start] = self._free[1 + klass]
+                self._free[1 + klass] = start
             self.start[user] = self.size[user] = self.count[user] = 0
 
     def forget_items(self, items: Int32, item_rows: int) -> None:

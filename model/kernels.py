@@ -1,7 +1,7 @@
 """Compiled loops over plain arrays."""
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import numba
 import numpy as np
@@ -11,12 +11,29 @@ F = TypeVar("F", bound=Callable[..., object])
 Rows = NDArray[np.int32]
 
 
-def kernel(function: F) -> F:
-    """Compile `function` without the interpreter lock, and keep the machine code where that can be written."""
+def _compiled(function: F, **options: Any) -> F:
     try:
-        return cast(F, numba.njit(nogil=True, cache=True)(function))
+        return cast(F, numba.njit(nogil=True, cache=True, **options)(function))
     except RuntimeError:  # no folder to cache in (a read-only container): compile at each start
-        return cast(F, numba.njit(nogil=True)(function))
+        return cast(F, numba.njit(nogil=True, **options)(function))
+
+
+@overload
+def kernel(function: F) -> F: ...
+
+
+@overload
+def kernel(*, fastmath: bool) -> Callable[[F], F]: ...
+
+
+def kernel(function: F | None = None, *, fastmath: bool = False) -> F | Callable[[F], F]:
+    """Compile a function without the interpreter lock, and keep the machine code where that can be written.
+
+    fastmath: sums may be taken in another order, which lets the processor take several terms at once.
+    """
+    if function is not None:
+        return _compiled(function)
+    return lambda compiled: _compiled(compiled, fastmath=fastmath)
 
 
 @kernel

@@ -46,7 +46,7 @@ class Recommender(ABC):
 
     def score(self, tables: Leaves, users: Tensor, items: Tensor) -> Tensor:
         """Scores (B, n) of item rows `items` (n,) for represented `users` (B, d)."""
-        return users @ tables["items"][items].T + tables["bias"][items, 0]
+        return torch.addmm(tables["bias"][items, 0], users, tables["items"][items].T)
 
     def grow(self, user_rows: int, item_rows: int) -> None:
         """Hold at least so many rows."""

@@ -3,10 +3,10 @@
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.decay import decayed_means
 from model.recommender import Leaves, Recommender
 
 DECAYS = (0.5, 0.9, 1.0)  # of a click's weight, by click: the last few, the last dozen, all alike
@@ -29,13 +29,5 @@ class TwoTower(Recommender):
 
     def represent(self, tables: Leaves, users: Tensor, history: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002
         """See the class; (B, d)."""
-        weights = present.unsqueeze(0) * self._decays[:, None, : history.shape[1]]  # (3, B, L)
-        weights = weights / weights.sum(2, keepdim=True).clamp_min(1e-9)
-        means = F.embedding_bag(
-            history.repeat(len(DECAYS), 1),
-            tables["items"],
-            mode="sum",
-            per_sample_weights=weights.flatten(0, 1).to(tables["items"].dtype),
-        )  # (3 B, d)
-        means = means.view(len(DECAYS), len(history), -1).transpose(0, 1).flatten(1)  # (B, 3 d)
+        means = decayed_means(tables["items"], history, present, self._decays)  # (B, 3 d)
         return means @ self._mix + ~present[:, :1] * self._nobody

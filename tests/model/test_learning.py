@@ -6,6 +6,7 @@ import torch
 
 from model.adam import Adam
 from model.batch import PastEvents
+from model.decay import decayed_means, decayed_means_by_bags
 from model.kernels import compacted
 from model.losses import sampled_softmax, weighted
 from model.sampling import NegativeSampler, ReplayBuffer, block_seen, generator
@@ -120,11 +121,26 @@ def test_the_sampled_softmax_is_the_softmax_over_unblocked_corrected_scores() ->
     positive, negative = torch.tensor([1.0, 2.0]), torch.tensor([[0.5, 3.0, -1.0], [0.0, 1.0, 2.0]])
     own_q, q = torch.tensor([0.1, 0.2]), torch.tensor([0.3, -0.4, 0.5])
     blocked = torch.tensor([[False, True, False], [False, False, False]])
-    losses = sampled_softmax(positive, negative, own_q, q, blocked)
-    for n in range(2):
-        kept = [k for k in range(3) if not blocked[n, k]]
-        logits = torch.stack([positive[n] - own_q[n], *(negative[n, k] - q[k] for k in kept)])
-        torch.testing.assert_close(losses[n], -torch.log_softmax(logits, 0)[0])
+    gradients = []
+    for loss_of in (sampled_softmax, plain_sampled_softmax):
+        scores = positive.clone().requires_grad_(), negative.clone().requires_grad_()
+        losses = loss_of(*scores, own_q, q, blocked)
+        (losses * torch.tensor([1.0, -2.0])).sum().backward()
+        gradients.append((losses.detach(), scores[0].grad, scores[1].grad))
+    for ours, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, reference)
+    assert gradients[0][2][0, 1] == 0  # a blocked negative
+
+
+def plain_sampled_softmax(
+    positive: torch.Tensor, negative: torch.Tensor, own_q: torch.Tensor, q: torch.Tensor, blocked: torch.Tensor
+) -> torch.Tensor:
+    """The definition, one sample at a time."""
+    losses = []
+    for n in range(len(positive)):
+        others = [negative[n, k] - q[k] for k in range(len(q)) if not blocked[n, k]]
+        losses.append(-torch.log_softmax(torch.stack([positive[n] - own_q[n], *others]), 0)[0])
+    return torch.stack(losses)
 
 
 def test_a_negative_weight_turns_a_loss_into_one_that_pushes_down() -> None:
@@ -159,3 +175,20 @@ def test_dense_weights_step_as_torch_adam_does() -> None:
         one.parameters[0].grad = torch.ones(3, 2)
         one.step(torch.tensor(True))
     assert torch.equal(adam.parameters[0], again.parameters[0])
+
+
+def test_decayed_means_and_their_gradient_are_the_same_by_kernel_and_by_bags() -> None:
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(0, 8, 40)
+    present = torch.from_numpy(np.arange(7) < lengths[:, None])
+    history = torch.from_numpy(rng.integers(0, 30, (40, 7)).astype(np.int32))
+    decays = torch.tensor([0.5, 0.9, 1.0])[:, None] ** torch.arange(7)
+    weight, found = torch.randn(40, 15), []
+    for means_of in (decayed_means, decayed_means_by_bags):
+        table = torch.linspace(-1, 1, 150).reshape(30, 5).requires_grad_()
+        means = means_of(table, history, present, decays)
+        (means * weight).sum().backward()
+        found.append((means.detach(), table.grad))
+    for ours, reference in zip(*found, strict=True):
+        torch.testing.assert_close(ours, reference)
+    assert (found[0][0][torch.from_numpy(lengths == 0)] == 0).all()
