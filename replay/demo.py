@@ -66,12 +66,7 @@ class WorkerProcess(LocalServer):
 
     def __init__(self, data_dir: Path, settings: dict[str, str]) -> None:
         super().__init__(data_dir, start_timeout_s=_READY_S)
-        self.settings = settings | {
-            "FRESHET_HTTP__HOST": "127.0.0.1",
-            "FRESHET_HTTP__PORT": str(self.port),
-            "FRESHET_CHECKPOINT__DIR": str(self.data_dir / "checkpoints"),
-            "FRESHET_LOG__FORMAT": "json",
-        }
+        self.settings = settings
 
     @property
     def http_url(self) -> str:
@@ -81,7 +76,13 @@ class WorkerProcess(LocalServer):
         return [sys.executable, "-m", "worker"]
 
     def environment(self) -> dict[str, str]:
-        return dict(os.environ) | self.settings
+        own = {
+            "FRESHET_HTTP__HOST": "127.0.0.1",
+            "FRESHET_HTTP__PORT": str(self.port),
+            "FRESHET_CHECKPOINT__DIR": str(self.data_dir / "checkpoints"),
+            "FRESHET_LOG__FORMAT": "json",
+        }
+        return dict(os.environ) | self.settings | own
 
     def stop(self, timeout_s: float = _GRACE_S) -> None:
         super().stop(timeout_s)
