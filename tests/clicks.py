@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
+from kafka import KafkaProducer
 from redis import Redis
 
 from tests.streams import clustered
@@ -11,6 +12,18 @@ from worker.events import encode
 
 MakeWorker = Callable[..., WorkerProcess]
 Send = Callable[[list[bytes | None]], None]
+
+
+def send_all(bootstrap_servers: str, topic: str, values: list[bytes | None]) -> None:
+    """Send record values in order, and wait until all are acknowledged."""
+    producer = KafkaProducer(bootstrap_servers=bootstrap_servers, acks="all")
+    try:
+        futures = [producer.send(topic, value, key=b"k") for value in values]
+        producer.flush()
+        for future in futures:
+            future.get(30)
+    finally:
+        producer.close()
 
 
 def clicks(

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 
 from tests.waiting import eventually
@@ -65,7 +66,8 @@ class WorkerProcess:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """The lines of the log with this event."""
-        lines = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+        whole = self.log[: self.log.rfind("\n") + 1]  # the last line may still be on its way
+        lines = [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
         return [line for line in lines if line["event"] == event]
 
     @property
@@ -86,6 +88,16 @@ class WorkerProcess:
         """Until /readyz says so."""
         eventually(lambda: self.get("/readyz")[0] == 200, 60, self.describe)
         return self
+
+    def reasons(self) -> dict[str, str]:
+        """What speaks against being ready, as /readyz says."""
+        return {each["reason"]: each["message"] for each in json.loads(self.get("/readyz")[1])["reasons"]}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's series that have these labels; 0 where there are none."""
+        families = text_string_to_metric_families(self.get("/metrics")[1])
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def heartbeat(self) -> dict[str, str]:
         """The newest one in Redis."""
