@@ -113,14 +113,7 @@ def assemble(
     )
     outbox = Outbox(learner, publisher, settings.publish, settings.kafka.topics)
     state = WorkerState(learner, ingest, outbox, source.positions, lambda: publisher.epoch or saved_epoch, meta.model)
-    if found and header:
-        state.load(found[1])
-        log.info("resumed", checkpoint=str(found[0].path), records=header.records)
-    else:
-        log.info("fresh_start", start=settings.kafka.start, checkpoints=str(folder.path))
-    source.seek(header.positions_by_partition() if header else {})
-    if found and header and found[0].path != folder.list()[0].path:
-        source.rewind(header.positions_by_partition())  # a newer one is damaged, or this one was asked for
+    _go_on_from(found, state, source, folder)
     saver = Saver(
         folder,
         settings.checkpoint,
@@ -137,6 +130,20 @@ def assemble(
     return Worker(
         settings.runtime, source, ingest, learner, outbox, publisher, dead_letters, saver, report, health, stopping
     )
+
+
+def _go_on_from(found: Found | None, state: WorkerState, source: KafkaSource, folder: CheckpointFolder) -> None:
+    """Give the parts what the checkpoint holds, and the source its positions."""
+    if found is None or found[0].header is None:
+        log.info("fresh_start", checkpoints=str(folder.path))
+        source.seek({})
+        return
+    positions = found[0].header.positions_by_partition()
+    state.load(found[1])
+    source.seek(positions)
+    log.info("resumed", checkpoint=str(found[0].path), records=found[0].header.records)
+    if found[0].path != folder.list()[0].path:  # a newer one is damaged, or this one was asked for
+        source.rewind(positions)
 
 
 def _learner(settings: Settings, found: Found | None, telemetry: Telemetry) -> OnlineLearner:
