@@ -1,4 +1,4 @@
-"""The command line: `python -m worker [run | config | check | checkpoints]`."""
+"""The command line: `python -m worker [run | config | check | checkpoints | forget]`."""
 
 import argparse
 import sys
@@ -38,6 +38,10 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="can Kafka, the topics, Redis, the checkpoints and the device be used?")
     check.set_defaults(command=_check)
     _add_checkpoints(commands.add_parser("checkpoints", help="list, show, verify or prune the checkpoints"))
+    forget = commands.add_parser("forget", help="have users erased by the worker that reads the topic")
+    forget.add_argument("users", nargs="+", metavar="USER", help="user id; after -- one that begins with a dash")
+    forget.add_argument("--topic", help="the topic with the users' events; default: the first of the settings")
+    forget.set_defaults(command=_forget)
     return parser
 
 
@@ -95,6 +99,16 @@ def _check(settings: Settings, _options: argparse.Namespace) -> int:
     from worker.check import run_checks
 
     return int(run_checks(settings, sys.stdout))
+
+
+def _forget(settings: Settings, options: argparse.Namespace) -> int:
+    from worker.forget import forget
+    from worker.source import SourceError
+
+    try:
+        return forget(settings, options.users, options.topic, sys.stdout)
+    except SourceError as error:
+        return _fail(str(error))
 
 
 def _checkpoints(settings: Settings, options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ rejected: no click is that old, and a negative number is what many producers wri
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from worker.settings import EventSettings
 
 T = TypeVar("T")
+
+FORGET = "forget"  # the event type that erases its user; the settings cannot give it another meaning
+_NO_ITEM = "-"  # in place of the item of such an event, which needs none
+
 _Index = npt.NDArray[np.int32]
 _Times = npt.NDArray[np.int64]
 
@@ -69,6 +73,7 @@ class Decoded:
     times_ms: npt.NDArray[np.int64]  # (n,) since the epoch, UTC
     observe: npt.NDArray[np.bool_]  # (n,) enters histories and counts as seen
     weights: npt.NDArray[np.float32]  # (n,) of the gradient
+    forget: npt.NDArray[np.bool_]  # (n,) erases its user, and nothing else; its item means nothing
     values: npt.NDArray[np.float32]  # (n,) NaN = absent
     event_ids: list[str | None]
     records: npt.NDArray[np.int32]  # (n,) index of the row's record; repeats where a record has several events
@@ -113,6 +118,17 @@ def encode(
     return _encoder.encode(_WireEvent(event_id, user_id, item_id, event_type, timestamp, value))
 
 
+def encode_forget(user_id: str, *, event_id: str | None = None, fields: Mapping[str, str] | None = None) -> bytes:
+    """The event that erases a user, as a record's value whose fields lie where the settings' `fields` say.
+
+    Raises ValueError for an id that no worker would take, or for places that exclude each other.
+    """
+    values = {"user_id": columns.to_id(user_id), "event_type": FORGET}
+    if event_id is not None:
+        values["event_id"] = columns.to_id(event_id)
+    return _encoder.encode(FieldMap(fields or {}).document(values))
+
+
 def _wire_timestamp(timestamp_ms: int) -> int | float:
     if not 0 <= timestamp_ms < columns.MAX_TIME_MS:
         raise ValueError(f"timestamp_ms must be from 0 to below 10**14, not {timestamp_ms}")
@@ -130,9 +146,11 @@ class Decoder:
         self._max_record_bytes = settings.max_record_bytes
         self._max_future_ms = settings.max_future_s * 1000
         self._fields = FieldMap(settings.fields)
-        self._codes = {name: code for code, name in enumerate(settings.types)}
-        self._observe = np.array([kind.observe for kind in settings.types.values()], dtype=np.bool_)
-        self._weights = np.array([kind.weight for kind in settings.types.values()], dtype=np.float32)
+        kinds = settings.types.values()
+        self._codes = {name: code for code, name in enumerate([*settings.types, FORGET])}
+        self._forget = self._codes[FORGET]
+        self._observe = np.array([*(kind.observe for kind in kinds), False], dtype=np.bool_)
+        self._weights = np.array([*(kind.weight for kind in kinds), 0.0], dtype=np.float32)
 
     def decode(self, values: Sequence[bytes | None], timestamps_ms: Sequence[int]) -> Decoded:
         """The events in `values`, whose records were written at `timestamps_ms` (negative: not known)."""
@@ -213,13 +231,17 @@ class Decoder:
             return column
 
         users, items, types, times, values, event_ids = raw
+        codes, bad_types = columns.codes(types, self._codes)
+        forget = codes == self._forget
+        if forget.any():
+            items = [_NO_ITEM if gone else item for item, gone in zip(items, forget.tolist(), strict=True)]
         # In the order of Reason.
         events: dict[str, Any] = {
             "users": take(Reason.BAD_USER_ID, "user_id", columns.ids(users)),
             "items": take(Reason.BAD_ITEM_ID, "item_id", columns.ids(items)),
         }
-        codes = take(Reason.BAD_EVENT_TYPE, "event_type", columns.codes(types, self._codes))
-        events |= {"observe": self._observe[codes], "weights": self._weights[codes]}
+        take(Reason.BAD_EVENT_TYPE, "event_type", (codes, bad_types))
+        events |= {"observe": self._observe[codes], "weights": self._weights[codes], "forget": forget}
         times_ms = take(Reason.BAD_TIMESTAMP, "timestamp", columns.times_ms(times, record_times))
         take(Reason.FUTURE_TIMESTAMP, "timestamp", self._future(times_ms, record_times))
         return events | {

@@ -17,6 +17,8 @@ _STEP = re.compile(r"""\.([^.\[\]'"\s]+)|\['([^']+)'\]|\[(\d+)\]""")
 # Any JSON value but the two that Python cannot hold: a number out of range, or nesting that is too deep.
 UNREADABLE: Final = object()
 
+_LONGEST_ARRAY = 1000  # that is made up around a field
+
 _any = msgspec.json.Decoder()
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
@@ -64,6 +66,10 @@ class FieldMap:
             columns.append([_follow(raw, rest) for raw in column] if top in self._inner else column)
         return columns
 
+    def document(self, values: Mapping[str, object]) -> Any:
+        """What reads back as `values`, a value for some of FIELDS. ValueError where their places exclude each other."""
+        return _document([(self._steps[FIELDS.index(field)], value) for field, value in values.items()])
+
     def read_parsed(self, document: object) -> list[Any]:
         """The six fields of a document that another parser has read; None where it has them not."""
         return [_follow_parsed(document, path) for path in self._steps]
@@ -81,6 +87,23 @@ def _parse(field: str, path: str) -> list[Step]:
     if isinstance(steps[0], int):
         raise ValueError(f"events.fields: {field}: {path!r} begins with an index, but a record is an object")
     return steps
+
+
+def _document(placed: Sequence[tuple[Sequence[Step], object]]) -> Any:
+    if len(placed) == 1 and not placed[0][0]:
+        return placed[0][1]
+    inner: dict[Step, list[tuple[Sequence[Step], object]]] = {}
+    for path, value in placed:
+        if not path:
+            raise ValueError("events.fields: the place of one field lies inside that of another")
+        inner.setdefault(path[0], []).append((path[1:], value))
+    parts = {step: _document(rest) for step, rest in inner.items()}
+    indices = [step for step in parts if isinstance(step, int)]
+    if not indices:
+        return parts
+    if len(indices) < len(parts) or max(indices) >= _LONGEST_ARRAY:
+        raise ValueError("events.fields: no document has all of these places")
+    return [parts.get(index) for index in range(max(indices) + 1)]
 
 
 def _follow(raw: Any, steps: list[Step]) -> Any:

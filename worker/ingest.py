@@ -15,7 +15,9 @@ from worker.events import Decoded, Decoder, Reason
 from worker.source import Origin, Records
 
 Flags = npt.NDArray[np.bool_]
-OUTCOMES = ("learned", "observed", "ignored", "duplicate", "tombstone", "rejected")
+Rows = npt.NDArray[np.intp]
+Times = npt.NDArray[np.int64]
+OUTCOMES = ("learned", "observed", "ignored", "forgotten", "duplicate", "tombstone", "rejected")
 
 
 class RejectedSink(Protocol):
@@ -29,13 +31,15 @@ class Taken:
     """What a part of a poll changed."""
 
     observed: Observed
-    record_times_ms: npt.NDArray[np.int64]  # (n,) Kafka's timestamps of the observed events
+    record_times_ms: Times  # (n,) Kafka's timestamps of the observed events
+    forgotten: str | None = None  # a user that had to be erased, known or not
 
 
 class Ingest:
     """Decodes, rejects, drops repetitions, observes; counts each event once, over the model's whole life.
 
-    learned: has a gradient. observed: enters a history without one. ignored: its type does neither.
+    learned: has a gradient. observed: enters a history without one. ignored: its type does neither. forgotten: its
+    user was erased.
     """
 
     def __init__(self, decoder: Decoder, dedup: DedupWindow, rejected: RejectedSink, learner: OnlineLearner) -> None:
@@ -54,19 +58,27 @@ class Ingest:
             self._rejected.send(records.origin(rejected.record), rejected.reason, rejected.detail)
         new = self._dedup.first_seen(decoded.event_ids)
         matters = new & (decoded.observe | (decoded.weights != 0))
-        self._count(records, decoded, new, matters)
-        users, items = decoded.users, decoded.items
-        if not matters.all():
-            rows = np.flatnonzero(matters)
-            users, items = [users[i] for i in rows], [items[i] for i in rows]
-        observe, weights = decoded.observe[matters], decoded.weights[matters]
-        times, start = np.asarray(records.timestamps_ms, np.int64)[decoded.records[matters]], 0
-        for observed in self._learner.observe_parts(EventBatch(users, items, observe, weights)):
-            part = slice(start, start + observed.events)
-            yield Taken(observed, times[part][observe[part]])
-            start = part.stop
+        forget = new & decoded.forget
+        self._count(records, decoded, new, matters, forget)
+        times = np.asarray(records.timestamps_ms, np.int64)[decoded.records]
+        rows, ends = np.flatnonzero(matters), np.flatnonzero(forget)
+        first, *parts = np.split(rows, np.searchsorted(rows, ends))
+        yield from self._observe(decoded, first, times)
+        for end, part in zip(ends.tolist(), parts, strict=True):
+            user = decoded.users[end]
+            yield Taken(self._learner.forget(user), times[:0], forgotten=user)
+            yield from self._observe(decoded, part, times)
 
-    def _count(self, records: Records, decoded: Decoded, new: Flags, matters: Flags) -> None:
+    def _observe(self, decoded: Decoded, rows: Rows, times: Times) -> Iterator[Taken]:
+        if not len(rows):  # between two that are forgotten, mostly
+            return
+        start = 0
+        for observed in self._learner.observe_parts(_batch(decoded, rows)):
+            part = rows[start : start + observed.events]
+            yield Taken(observed, times[part[decoded.observe[part]]])
+            start += observed.events
+
+    def _count(self, records: Records, decoded: Decoded, new: Flags, matters: Flags, forget: Flags) -> None:
         self.records += len(records.values)
         self.reasons.update(str(r.reason) for r in decoded.rejected)
         learned = int((decoded.weights[matters] != 0).sum())
@@ -74,7 +86,8 @@ class Ingest:
             tombstone=decoded.tombstones,
             rejected=len(decoded.rejected),
             duplicate=int((~new).sum()),
-            ignored=int((new & ~matters).sum()),
+            forgotten=int(forget.sum()),
+            ignored=int((new & ~(matters | forget)).sum()),
             learned=learned,
             observed=int(matters.sum()) - learned,
         )
@@ -93,3 +106,11 @@ class Ingest:
         self.counts, self.reasons = Counter(state["counts"]), Counter(state["reasons"])
         self.records = state["records"]
         self._dedup.load(state["dedup"])
+
+
+def _batch(decoded: Decoded, rows: Rows) -> EventBatch:
+    """Events `rows`, growing, for the learner."""
+    users, items = decoded.users, decoded.items
+    if len(rows) < len(decoded):
+        users, items = [users[row] for row in rows], [items[row] for row in rows]
+    return EventBatch(users, items, decoded.observe[rows], decoded.weights[rows])

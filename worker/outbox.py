@@ -26,7 +26,7 @@ from worker.updates import Ack, Heartbeat, ItemVectors, Popular, Publishes, Remo
 
 _ITEMS_AT_ONCE = _REMOVED_AT_ONCE = 10_000
 _PARTS_KEPT = 1000  # polls whose users wait
-_FORGOTTEN_KEPT = 100_000  # that wait for their removal, at most
+_FORGOTTEN_KEPT = 10_000  # that are not known and wait for their removal, at most
 _TIMES_KEPT = 1_000_000  # events whose acknowledgement is waited for, and counted in the freshness
 
 Times = npt.NDArray[np.int64]
@@ -207,8 +207,8 @@ class Outbox:
             self._stale_texts.update(rows.tolist())
             self._removed_items.update(_chosen(ids, self._items_in_redis.take(rows)))
             self.evicted["items"] += len(ids)
-        touched = taken.observed.touched
-        self._users.mark(touched[self._learner.users_live(touched)], taken.record_times_ms)
+        if len(touched := taken.observed.touched):
+            self._users.mark(touched[self._learner.users_live(touched)], taken.record_times_ms)
 
     def turn(self, now_s: float, now_ms: int, positions: Positions, figures: Figures, ended: bool) -> None:
         """Hand over whatever there is room for. In this order: acknowledgements, losses, users, items, heartbeat.

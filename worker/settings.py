@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model.config import ModelConfig
+from worker.events import FORGET
 
 ENV_PREFIX = "FRESHET_"
 
@@ -129,6 +130,13 @@ class EventSettings(_Section):
     max_record_bytes: int = Field(1_000_000, ge=256, description="longer records are rejected")
     max_future_s: int = Field(86_400, ge=0, description="a timestamp further past the record's own is rejected")
     dedup_window: int = Field(100_000, ge=0, description="event ids remembered, at least; repeated ones are dropped")
+
+    @field_validator("types")
+    @classmethod
+    def _forget_is_taken(cls, value: dict[str, EventTypeSettings]) -> dict[str, EventTypeSettings]:
+        if FORGET in value:
+            raise ValueError(f"{FORGET!r} erases a user and cannot be given another meaning")
+        return value
 
 
 class RedisSettings(_Section):

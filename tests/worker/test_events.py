@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.events import Decoded, Decoder, Reason, encode
+from worker.events import Decoded, Decoder, Reason, encode, encode_forget
 from worker.settings import EventSettings, EventTypeSettings
 
 NOW_MS = 1_700_000_000_000
@@ -227,6 +227,66 @@ def test_without_a_click_type_every_event_has_to_name_its_own():
     assert len(decode(record(event_type="play"), decoder=decoder)) == 1
 
 
+# What erases a user.
+
+
+@pytest.mark.parametrize("item", [None, "i", "", True, 1.5, "x" * 300, {"a": 1}])
+def test_a_forget_event_needs_a_user_and_nothing_else(item: object):
+    decoded = decode(record(), record(user_id="gone", item_id=item, event_type="forget"), record())
+    assert decoded.rejected == []
+    assert decoded.forget.tolist() == [False, True, False]
+    assert decoded.users[1] == "gone"
+    assert not decoded.observe[1]
+    assert decoded.weights[1] == 0
+
+
+def test_a_forget_event_without_a_user_is_rejected():
+    assert reason(b'{"event_type": "forget"}') == Reason.BAD_USER_ID
+    assert reason(b'{"user_id": true, "item_id": true, "event_type": "forget"}') == Reason.BAD_USER_ID
+
+
+def test_an_item_that_is_wrong_is_no_better_beside_a_forget_event():
+    decoded = decode(record(event_type="forget"), record(item_id=None), record(item_id=1.5))
+    assert [(r.record, r.reason) for r in decoded.rejected] == [(1, Reason.BAD_ITEM_ID), (2, Reason.BAD_ITEM_ID)]
+
+
+def test_forget_cannot_be_given_another_meaning():
+    with pytest.raises(ValueError, match="'forget' erases a user"):
+        EventSettings(types={"click": EventTypeSettings(), "forget": EventTypeSettings()})
+    decoder = Decoder(EventSettings(types={}))
+    assert decode(record(event_type="forget"), decoder=decoder).forget.tolist() == [True]
+    assert reason(record(), decoder) == Reason.BAD_EVENT_TYPE
+
+
+PLACES = [
+    {},
+    {"user_id": "$.context.uid", "event_type": "$.context.kind", "event_id": "$.id"},
+    {"user_id": "$.products[2].uid", "event_type": "$.products[0]['a.b']"},
+    {"user_id": "$.a[1][0]", "event_type": "$.a[1][1]", "event_id": "$.a[0]"},
+]
+
+
+@pytest.mark.parametrize("fields", PLACES)
+def test_a_forget_event_is_written_where_the_settings_look_for_it(fields: dict[str, str]):
+    decoder = Decoder(EventSettings(fields=fields))
+    decoded = decode(encode_forget("用户", event_id="e1", fields=fields), decoder=decoder)
+    assert (decoded.users, decoded.event_ids, decoded.forget.tolist()) == (["用户"], ["e1"], [True])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user_id": "$.a", "event_type": "$.a.b"},
+        {"user_id": "$.a.b", "event_type": "$.a[0]"},
+        {"user_id": "$.a[999999999]"},
+        {"user_id": "$.a", "event_type": "$.a"},
+    ],
+)
+def test_places_that_exclude_each_other_are_told(fields: dict[str, str]):
+    with pytest.raises(ValueError, match=r"events\.fields"):
+        encode_forget("u", fields=fields)
+
+
 # What a record holds.
 
 
@@ -395,7 +455,7 @@ junk = st.one_of(
     st.text(max_size=4),
     st.text(min_size=60, max_size=300),
     st.datetimes().map(lambda time: time.isoformat()),
-    st.sampled_from(["click", "view", "impression", "\ud800", ""]),
+    st.sampled_from(["click", "view", "impression", "forget", "\ud800", ""]),
     st.lists(st.integers(), max_size=2),
     st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
 )
@@ -428,6 +488,7 @@ def test_every_record_has_one_outcome_that_does_not_depend_on_its_neighbours(pol
     alone = [decode(value, now_ms=now_ms) for value in poll]
     rows_alone = [(*row[:5], record, *row[6:]) for record, one in enumerate(alone) for row in rows(one)]
     assert rows(together) == rows_alone
+    assert together.forget.tolist() == [flag for one in alone for flag in one.forget.tolist()]
     assert together.rejected == [r._replace(record=n) for n, one in enumerate(alone) for r in one.rejected]
     assert np.isfinite(together.values[~np.isnan(together.values)]).all()
 
