@@ -53,7 +53,8 @@ class Worker:
             if records is not None:
                 for taken in self.ingest.take(records):
                     self.outbox.mark(taken)
-                    self._publish()
+                    if self.outbox.live:  # the positions are those after the whole poll: not caught up before that
+                        self._publish()
             # 2. a mini-batch that does not fill does not wait for ever
             if records is not None or not self.learner.pending:
                 filling_since = self.clock()
