@@ -102,6 +102,11 @@ def test_what_kubernetes_puts_beside_a_service_called_freshet_is_no_setting(env)
         ("EVENTS__TYPES", '{"click": {"weight": 1e9}}', ["FRESHET_EVENTS__TYPES at click.weight=1000000000.0"]),
         ("KAFKA", "no json", ["FRESHET_KAFKA: a JSON object is allowed"]),
         ("KAFKA__SECURITY_PROTOCOL", "SASL_SSL", ["FRESHET_KAFKA: sasl_mechanism is needed"]),
+        (
+            "KAFKA",
+            '{"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "me"}',
+            ["FRESHET_KAFKA: sasl_username and sasl_password are needed with sasl_mechanism PLAIN"],
+        ),
         ("MODEL__SEEN_ITEMS", "10", ["FRESHET_MODEL: seen_items (10) must be at least history (50)"]),
         ("KAFKA__TOPIC", "x", ["FRESHET_KAFKA__TOPIC", "did you mean FRESHET_KAFKA__TOPICS?"]),
         ("KAFKA_TOPICS", "x", ["FRESHET_KAFKA_TOPICS", "did you mean FRESHET_KAFKA__TOPICS?"]),
