@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from worker.checkpoint import CheckpointFolder
 from worker.device import find_device
-from worker.kafka_client import CLOSE_S, close_within, open_consumer
+from worker.kafka_client import CLOSE_S, close_within, one_line, open_consumer
 from worker.keys import Keys
 from worker.redact import Redactor, secrets_of
 from worker.redis_client import connect, describe
@@ -68,7 +68,7 @@ def _within(what: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         try:
             found.extend(check())
         except Exception as error:
-            found.append(Finding("FAIL", what, _one_line(error)))
+            found.append(Finding("FAIL", what, one_line(error)))
 
     thread = threading.Thread(target=collect, name=f"check-{what}", daemon=True)
     thread.start()
@@ -85,7 +85,7 @@ def check_kafka(settings: KafkaSettings) -> Iterator[Finding]:
     try:
         consumer, *_ = open_consumer(quick)
     except (KafkaError, SourceError, OSError) as error:
-        yield Finding("FAIL", "kafka", f"{settings.bootstrap_servers} cannot be reached: {_one_line(error)}")
+        yield Finding("FAIL", "kafka", f"{settings.bootstrap_servers} cannot be reached: {one_line(error)}")
         return
     try:
         there = consumer.topics()
@@ -95,7 +95,7 @@ def check_kafka(settings: KafkaSettings) -> Iterator[Finding]:
             if settings.dead_letter_suffix:
                 yield _check_dead_letters(topic + settings.dead_letter_suffix, there)
     except KafkaError as error:
-        yield Finding("FAIL", "kafka", _one_line(error))
+        yield Finding("FAIL", "kafka", one_line(error))
     finally:
         close_within(consumer.close, CLOSE_S)
 
@@ -115,11 +115,6 @@ def _check_dead_letters(topic: str, there: set[str]) -> Finding:
     if topic in there:
         return Finding("ok", "dead letters", topic)
     return Finding("warn", "dead letters", f"{topic} is not there; unless the broker makes it, rejected records wait")
-
-
-def _one_line(error: Exception) -> str:
-    text, name = " ".join(str(error).split()), type(error).__name__
-    return text if text.startswith(name) else f"{name}: {text}"
 
 
 # ---- Redis

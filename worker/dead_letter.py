@@ -13,7 +13,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError, MessageSizeTooLargeError
 
 from worker.events import Reason
-from worker.kafka_client import CLOSE_S, Throttle, client_options, close_within, open_client
+from worker.kafka_client import CLOSE_S, Throttle, client_options, close_within, one_line, open_client
 from worker.settings import KafkaSettings
 from worker.source import Origin, Partition
 
@@ -255,7 +255,7 @@ class KafkaDeadLetters:
     def _report(self, outcomes: Iterable[Exception | None]) -> None:
         error = next((error for error in outcomes if error is not None), None)
         if error is not None and self._may_log("failed"):
-            log.warning("dead_letters_not_written", error=f"{type(error).__name__}: {error}", pending=self.pending)
+            log.warning("dead_letters_not_written", error=one_line(error), pending=self.pending)
 
     def _drop(self, letter: _Letter) -> None:
         self._dropped += 1

@@ -9,7 +9,7 @@ import structlog
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from worker.kafka_client import CLOSE_S, Throttle, close_within, open_consumer
+from worker.kafka_client import CLOSE_S, Throttle, close_within, one_line, open_consumer
 from worker.settings import KafkaSettings
 from worker.source import Partition, Positions
 
@@ -122,7 +122,7 @@ class KafkaOffsets:
             # Weather, or a group that somebody else uses: told, and tried again.
             name = step.__name__.strip("_")
             if self._may_log(name):
-                log.warning("kafka_offsets_failed", step=name, error=f"{type(error).__name__}: {error}")
+                log.warning("kafka_offsets_failed", step=name, error=one_line(error))
             return False
         return True
 

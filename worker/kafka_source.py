@@ -9,7 +9,7 @@ import structlog
 from kafka import TopicPartition
 from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
 
-from worker.kafka_client import CLOSE_S, Throttle, close_within, open_consumer
+from worker.kafka_client import CLOSE_S, Opening, Throttle, close_within, one_line, open_consumer
 from worker.kafka_offsets import KafkaOffsets
 from worker.settings import KafkaSettings
 from worker.source import Gap, Origin, Partition, Positions, SourceError
@@ -52,6 +52,7 @@ class KafkaSource:
     def __init__(self, settings: KafkaSettings, *, reopen_after_s: float = 15.0) -> None:
         self._settings, self._reopen_after_s = settings, reopen_after_s
         self._offsets = KafkaOffsets(settings, reopen_after_s)
+        self._opening: Opening | None = None
         self._consumer: Any = None
         self._cluster: Any = None
         self._first_look: Any = None  # the Future of the first metadata that knows our topics
@@ -83,7 +84,7 @@ class KafkaSource:
         Raises SourceError for settings that cannot work, and for a gap when the settings say so.
         """
         began_s = time.monotonic()
-        if began_s < self._retry_s or not self._opened():
+        if began_s < self._retry_s or not self._opened(timeout_s):
             time.sleep(max(0.0, began_s + timeout_s - time.monotonic()))
             return None
         self._discover()
@@ -164,17 +165,22 @@ class KafkaSource:
 
     # ---- the consumer
 
-    def _opened(self) -> bool:
+    def _opened(self, timeout_s: float) -> bool:
         if self._consumer is not None or self._closed:
             return not self._closed
         settings = self._settings
+        if self._opening is None:
+            options = {"group_id": None, "fetch_max_wait_ms": settings.fetch_max_wait_ms}
+            self._opening = Opening(lambda: open_consumer(settings, **options))
         try:
-            self._consumer, self._cluster, self._first_look = open_consumer(
-                settings, group_id=None, fetch_max_wait_ms=settings.fetch_max_wait_ms
-            )
+            opened = self._opening.wait(timeout_s)
         except (KafkaError, OSError) as error:
+            self._opening = None
             self._weather("kafka_out_of_reach", error)
             return False
+        if opened is None:
+            return False
+        self._opening, (self._consumer, self._cluster, self._first_look) = None, opened
         self._idle_s = 0.0
         self._offsets.answered()
         log.info("kafka_connected", servers=settings.bootstrap_servers, topics=settings.topics)
@@ -183,6 +189,9 @@ class KafkaSource:
     def _drop(self) -> None:
         """Give the consumer up; the next poll opens another one and reads on from the positions."""
         self._moved_s.clear()
+        if self._opening is not None:
+            self._opening.give_up(lambda opened: close_within(opened[0].close, CLOSE_S))
+            self._opening = None
         if self._consumer is not None:
             close_within(self._consumer.close, CLOSE_S)
             self._consumer = None
@@ -190,7 +199,7 @@ class KafkaSource:
     def _weather(self, event: str, error: Exception) -> None:
         self._retry_s = time.monotonic() + _RETRY_S
         if self._may_log(event):
-            log.warning(event, servers=self._settings.bootstrap_servers, error=f"{type(error).__name__}: {error}")
+            log.warning(event, servers=self._settings.bootstrap_servers, error=one_line(error))
 
     def _idle(self, waited_s: float) -> None:
         """A poll brought nothing. A reader that has lost its broker, or is stuck, is replaced."""
@@ -359,7 +368,7 @@ class KafkaSource:
 
     def _unreadable(self, error: Exception) -> None:
         """Read on with a new consumer; a partition that fails twice at the same place is stopped."""
-        partition, text = self._culprit(), f"{type(error).__name__}: {error}"
+        partition, text = self._culprit(), one_line(error)
         self._drop()  # this one may never get past the record, and without an error
         if partition is None:
             self._weather("kafka_read_failed", error)

@@ -54,7 +54,7 @@ class KafkaSettings(_Section):
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         "PLAINTEXT", description="how the broker is talked to"
     )
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER", ""] = Field(
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", ""] = Field(
         "", description="SASL mechanism, with a SASL protocol"
     )
     sasl_username: str = Field("", description="SASL user name")
@@ -94,8 +94,12 @@ class KafkaSettings(_Section):
 
     @model_validator(mode="after")
     def _sasl_is_whole(self) -> "KafkaSettings":
-        if self.security_protocol.startswith("SASL") and not self.sasl_mechanism:
+        if not self.security_protocol.startswith("SASL"):
+            return self
+        if not self.sasl_mechanism:
             raise ValueError("sasl_mechanism is needed with security_protocol " + self.security_protocol)
+        if self.sasl_mechanism != "GSSAPI" and not (self.sasl_username and self.sasl_password.get_secret_value()):
+            raise ValueError("sasl_username and sasl_password are needed with sasl_mechanism " + self.sasl_mechanism)
         return self
 
 

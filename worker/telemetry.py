@@ -24,6 +24,10 @@ from worker.settings import LogSettings
 
 # Libraries that tell every reconnection; their warnings are enough unless somebody is looking for something.
 _TALKATIVE = ("kafka", "redis", "urllib3", "asyncio")
+# In an outage these tell a dozen errors a second; whoever of ours speaks to Kafka tells it once in a while.
+_STORMY = ("kafka.cluster", "kafka.consumer", "kafka.coordinator", "kafka.net", "kafka.producer")
+# These write down every byte that is sent, passwords included, in a form that no redaction knows.
+_VERBATIM = ("kafka.net.connection", "kafka.protocol.parser")
 
 
 def configure_logging(settings: LogSettings, secrets: Iterable[str] = (), stream: TextIO | None = None) -> None:
@@ -77,10 +81,12 @@ def _route(level: str, stream: TextIO, formatter: logging.Formatter) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     logging.captureWarnings(True)
-    # kafka-python tells a missing topic as an error, twice a second; the source tells it once in a while
-    logging.getLogger("kafka.cluster").setLevel(logging.DEBUG if level == "DEBUG" else logging.CRITICAL)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(level if level in ("DEBUG", "ERROR") else "WARNING")
+    for name in _STORMY:
+        logging.getLogger(name).setLevel(logging.DEBUG if level == "DEBUG" else logging.CRITICAL)
+    for name in _VERBATIM:
+        logging.getLogger(name).setLevel(logging.INFO if level == "DEBUG" else logging.CRITICAL)
 
 
 class _Redaction:

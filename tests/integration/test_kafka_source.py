@@ -590,6 +590,10 @@ def test_the_last_commit_is_made_before_the_source_is_closed(kafka: Kafka) -> No
     [
         ({"security_protocol": "SSL", "ssl_cafile": "/nowhere/ca.pem"}, "kafka.ssl_cafile '/nowhere/ca.pem'"),
         ({"security_protocol": "SSL", "ssl_certfile": "/nowhere/c.pem"}, "kafka.ssl_certfile '/nowhere/c.pem'"),
+        (
+            {"security_protocol": "SASL_SSL", "sasl_mechanism": "GSSAPI"},
+            "kafka.sasl_mechanism GSSAPI needs the package gssapi",
+        ),
         ({"topics": ("two words",)}, "kafka.topics"),
         ({"bootstrap_servers": "localhost:kafka"}, "kafka: "),
         ({"request_timeout_ms": 1000, "fetch_max_wait_ms": 2000}, "request_timeout_ms"),
@@ -600,6 +604,6 @@ def test_settings_that_cannot_work_are_an_error_that_names_them(
 ) -> None:
     source = KafkaSource(KafkaSettings(**{"bootstrap_servers": kafka.servers} | settings))
     with pytest.raises(SourceError) as error:
-        source.poll(0.01)
+        eventually(lambda: source.poll(0.01))
     assert message in str(error.value)
     source.close()
