@@ -118,7 +118,7 @@ def assemble(
         folder,
         settings.checkpoint,
         state.snapshot,
-        lambda: ingest.records,
+        lambda: ingest.records + outbox.removed,
         source,
         dead_letters,
         superseded=lambda: publisher.superseded_by is not None,

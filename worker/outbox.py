@@ -173,6 +173,7 @@ class Outbox:
         self.users_published = self.items_published = 0
         self.items_backlog = 0  # moved items that are not handed over yet, as of the last round
         self.evicted: Counter[str] = Counter()  # by table, of this run
+        self.removed = 0  # ids whose removal is acknowledged, of this run: a new checkpoint no longer names them
         self._users = TouchedUsers()
         self._handed_over: deque[Int32] = deque()  # touched users by update that is not acknowledged, oldest first
         self._removed_users: dict[str, None] = {}
@@ -411,6 +412,7 @@ class Outbox:
             self.items_published += len(ack.update.ids) - ack.refused - ack.skipped
         elif isinstance(ack.update, Removed):
             self._removing = None
+            self.removed += len(ack.update.users) + len(ack.update.items)
 
 
 def _chosen(ids: list[str], flags: npt.NDArray[np.bool_]) -> dict[str, None]:

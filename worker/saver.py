@@ -49,16 +49,16 @@ class Saver:
         folder: CheckpointFolder,
         settings: CheckpointSettings,
         snapshot: Callable[[], Snapshot],
-        records: Callable[[], int],
+        changes: Callable[[], int],  # grows with what a new checkpoint would hold and the newest does not
         source: Source,
         dead_letters: DeadLetters,
         superseded: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._folder, self._settings, self._snapshot, self._records = folder, settings, snapshot, records
+        self._folder, self._settings, self._snapshot, self._changes = folder, settings, snapshot, changes
         self._source, self._dead_letters, self._superseded = source, dead_letters, superseded
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._running: Future[Saved] | None = None
-        self._saved_records = records()  # in the newest checkpoint
+        self._saved = self._saving = changes()  # in the newest checkpoint, and in the one that is being written
         self._last_s: float | None = None  # when the newest save began
         self._not_before_s = 0.0
         self._first_wanted = False
@@ -88,7 +88,7 @@ class Saver:
         if self._running is not None:
             wait_for([self._running], timeout_s)
             self.turn(now_s)
-        if self._running is None and self._records() != self._saved_records:
+        if self._running is None and self._changes() != self._saved:
             self._begin(now_s)
         if self._running is not None:
             wait_for([self._running], timeout_s)
@@ -106,12 +106,13 @@ class Saver:
         if self._first_wanted and self._source.positions():
             self._first_wanted = False
             return True
-        new = self._records() - self._saved_records
+        new = self._changes() - self._saved
         waited = now_s - (self._last_s or 0.0) >= self._settings.every_s
         return now_s >= self._not_before_s and (new >= self._settings.every_events or (new > 0 and waited))
 
     def _begin(self, now_s: float) -> None:
         self._dead_letters.flush(_FLUSH_S)
+        self._saving = self._changes()
         state, header = self._snapshot()
         self._last_s = now_s
         self._running = self._thread.submit(self._folder.save, state, header)
@@ -130,7 +131,7 @@ class Saver:
         assert saved.header is not None  # noqa: S101
         self.seconds = now_s - (self._last_s or now_s)
         self.saves, self.problem, self.newest = self.saves + 1, None, saved
-        self._saved_records = saved.header.records
+        self._saved = self._saving
         log.info("checkpoint_saved", path=str(saved.path), bytes=saved.bytes, records=saved.header.records)
         if not self._superseded():
             self._source.commit(saved.header.positions_by_partition())
