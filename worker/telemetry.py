@@ -231,7 +231,7 @@ class Telemetry:
     def _events(self) -> None:
         self.records = self._counter("records_total", "Records read.")
         self.events = self._counter(
-            "events_total", "Events by outcome: learned, observed, ignored, duplicate, tombstone.", "outcome"
+            "events_total", "Events by outcome: learned, observed, ignored, forgotten, duplicate, tombstone.", "outcome"
         )
         self.rejected = self._counter("rejected_total", "Records rejected, by reason.", "reason")
         self.dead_letter_dropped = self._counter(
@@ -297,7 +297,7 @@ class Telemetry:
 
     def _begin_at_zero(self) -> None:
         # a series that is there from the start lets rate() and increase() see its first count
-        for outcome in ("learned", "observed", "ignored", "duplicate", "tombstone"):
+        for outcome in ("learned", "observed", "ignored", "forgotten", "duplicate", "tombstone"):
             self.events.labels(outcome)
         for reason in Reason:
             self.rejected.labels(reason)
