@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class ModelConfig(BaseModel):
     """Settings of the model family and of the learner around it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     family: Literal["two_tower", "mf"] = Field("two_tower", description="model family")
     dim: int = Field(64, ge=1, le=1024, description="width of an embedding; what is published may be wider")
@@ -27,9 +27,9 @@ class ModelConfig(BaseModel):
     negative_power: float = Field(
         0.75, ge=0, le=1, description="negatives are drawn by clicks to this power, logQ-corrected"
     )
-    learning_rate: float = Field(0.1, gt=0, description="row-wise Adagrad, embeddings")
-    init_std: float = Field(0.1, ge=0, description="spread of a new embedding's components")
-    dense_learning_rate: float = Field(1e-3, gt=0, description="Adam, dense weights")
+    learning_rate: float = Field(0.1, gt=0, le=10, description="row-wise Adagrad, embeddings")
+    init_std: float = Field(0.1, ge=0, le=10, description="spread of a new embedding's components")
+    dense_learning_rate: float = Field(1e-3, gt=0, le=1, description="Adam, dense weights")
     popularity_half_life: int = Field(10_000, ge=1, description="half-life of a click's popularity, in events")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of every random choice")
 

@@ -103,7 +103,8 @@ class Recommender(ABC):
         finite = torch.isfinite(loss)
         for parameter in parameters:
             if parameter.grad is not None:
-                finite = finite & torch.isfinite(parameter.grad).all()
+                # The sum of the squares: they go into the optimizer's state, which must stay finite too.
+                finite = finite & torch.isfinite(parameter.grad.square().sum())
         self._apply(batch, leaves, finite)
         return loss, finite
 

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from model.learner import OnlineLearner, warm_up
-from worker.checkpoint import CheckpointError, CheckpointFolder, Saved, load, now_ms
+from worker.checkpoint import CheckpointError, CheckpointFolder, Saved, as_checkpoint_error, load, now_ms
 from worker.checkpoint_view import find_checkpoint
 from worker.dead_letter import KafkaDeadLetters
 from worker.dedup import DedupWindow
@@ -113,7 +113,7 @@ def assemble(
     )
     outbox = Outbox(learner, publisher, settings.publish, settings.kafka.topics)
     state = WorkerState(learner, ingest, outbox, source.positions, lambda: publisher.epoch or saved_epoch, meta.model)
-    _go_on_from(found, state, source, folder)
+    is_newest = _go_on_from(found, state, source, folder)
     saver = Saver(
         folder,
         settings.checkpoint,
@@ -123,7 +123,7 @@ def assemble(
         dead_letters,
         superseded=lambda: publisher.superseded_by is not None,
     )
-    if not found:
+    if not is_newest:
         saver.save_when_positions_are_known()
     stalled_after_s = settings.http.stale_after_s
     report = Report(learner, ingest, outbox, publisher, saver, source, dead_letters, telemetry, health, stalled_after_s)
@@ -132,23 +132,27 @@ def assemble(
     )
 
 
-def _go_on_from(found: Found | None, state: WorkerState, source: KafkaSource, folder: CheckpointFolder) -> None:
-    """Give the parts what the checkpoint holds, and the source its positions."""
+def _go_on_from(found: Found | None, state: WorkerState, source: KafkaSource, folder: CheckpointFolder) -> bool:
+    """Give the parts what the checkpoint holds, and the source its positions; is it the newest of the folder?"""
     if found is None or found[0].header is None:
         log.info("fresh_start", checkpoints=str(folder.path))
         source.seek({})
-        return
+        return False
     positions = found[0].header.positions_by_partition()
-    state.load(found[1])
+    with as_checkpoint_error(found[0].path):
+        state.load(found[1])
     source.seek(positions)
     log.info("resumed", checkpoint=str(found[0].path), records=found[0].header.records)
-    if found[0].path != folder.list()[0].path:  # a newer one is damaged, or this one was asked for
+    is_newest = found[0].path.resolve() in [saved.path.resolve() for saved in folder.list()[:1]]
+    if not is_newest:  # a newer one is damaged, or this one was asked for
         source.rewind(positions)
+    return is_newest
 
 
 def _learner(settings: Settings, found: Found | None, telemetry: Telemetry) -> OnlineLearner:
     if found and found[0].header:
-        check_compatible(found[0].path, found[1], found[0].header.model, settings.model)
+        with as_checkpoint_error(found[0].path):
+            check_compatible(found[0].path, found[1], found[0].header.model, settings.model)
     device = set_up_device(settings.runtime)
     telemetry.describe(version("freshet"), settings.model.family, str(device))
     warm_up(settings.model, device)
@@ -157,4 +161,7 @@ def _learner(settings: Settings, found: Found | None, telemetry: Telemetry) -> O
 
 
 def _model_id(found: Found | None) -> str:
-    return str(found[1]["model_id"]) if found else uuid.uuid4().hex
+    if found is None:
+        return uuid.uuid4().hex
+    with as_checkpoint_error(found[0].path):
+        return str(found[1]["model_id"])

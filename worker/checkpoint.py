@@ -13,7 +13,10 @@ import os
 import socket
 import struct
 import time
+import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -86,10 +89,10 @@ class CheckpointFolder:
             holder = lock.read().strip() or "another process"
             lock.close()
             raise CheckpointError(f"the checkpoint folder {self.path} is in use by {holder}") from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
         self._lock = lock
+        with suppress(OSError):  # a full disk: who holds it cannot be told, but that it is held can
+            os.truncate(lock.fileno(), 0)
+            os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
         for unfinished in self.path.glob("*.tmp"):
             unfinished.unlink(missing_ok=True)
 
@@ -114,7 +117,7 @@ class CheckpointFolder:
                 written = _write(file, state, header)
             unfinished.rename(path)
             _sync_folder(self.path)
-        except OSError:
+        except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
         self._retain()
@@ -147,12 +150,41 @@ def load(path: Path) -> tuple[Saved, dict[str, Any]]:
     if hashlib.sha256(payload).hexdigest() != header.payload_sha256:
         raise CheckpointError(f"{path}: the content does not match its checksum")
     try:
+        _refuse_to_unpack(payload)
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
             f"{path}: holds more than tensors and plain data, or is no checkpoint: {error}"
         ) from error
+    if _tensor_bytes(state) > len(payload):
+        raise CheckpointError(f"{path}: its tensors would be larger than the file")
     return Saved(path, _serial(path), path.stat().st_size, header), state
+
+
+@contextmanager
+def as_checkpoint_error(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with a state that was read from `path` is told as a CheckpointError."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} does not hold what this version goes on from ({reason})") from error
+
+
+def _refuse_to_unpack(payload: bytes) -> None:
+    """ValueError for an archive that grows when it is read: torch.save does not compress."""
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+        if sum(member.file_size for member in archive.infolist()) > len(payload):
+            raise ValueError("it unpacks to more than its size")
+
+
+def _tensor_bytes(state: Any) -> int:
+    """What the tensors in `state` would take if each were copied: one may repeat a few bytes over and over."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    if isinstance(state, dict):
+        return sum(map(_tensor_bytes, state.values()))
+    return sum(map(_tensor_bytes, state)) if isinstance(state, list | tuple) else 0
 
 
 def _serial(path: Path) -> int:
@@ -175,6 +207,7 @@ class _Hashing(io.RawIOBase):
         self._file = file
         self.sha256 = hashlib.sha256()
         self.length = 0
+        self.error: OSError | None = None  # of a write that failed
 
     def writable(self) -> bool:
         return True
@@ -182,12 +215,21 @@ class _Hashing(io.RawIOBase):
     def write(self, data: Any) -> int:
         self.sha256.update(data)
         self.length += len(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def _write(file: IO[bytes], state: dict[str, Any], header: Header) -> Header:
     hashing = _Hashing(file)
-    torch.save(state, cast(IO[bytes], hashing))
+    try:
+        torch.save(state, cast(IO[bytes], hashing))
+    except RuntimeError:  # torch's own words for a write that failed
+        if hashing.error is not None:
+            raise hashing.error from None
+        raise
     fields = asdict(header) | {"payload_bytes": hashing.length, "payload_sha256": hashing.sha256.hexdigest()}
     text = json.dumps(fields).encode()
     file.write(text)
@@ -209,11 +251,12 @@ def _read_header(file: IO[bytes], path: Path) -> Header:
     text = file.read(length)
     if zlib.crc32(text) != checksum:
         raise CheckpointError(f"{path}: the header does not match its checksum")
-    fields = json.loads(text)
-    if fields["format"] != FORMAT:
-        raise CheckpointError(f"{path}: format {fields['format']}, but this version reads format {FORMAT}")
-    fields["positions"] = [tuple(position) for position in fields["positions"]]
-    header = Header(**fields)
+    with as_checkpoint_error(path):
+        fields = json.loads(text)
+        if fields["format"] != FORMAT:
+            raise CheckpointError(f"{path}: format {fields['format']!r}, but this version reads format {FORMAT}")
+        fields["positions"] = [(str(topic), int(partition), int(at)) for topic, partition, at in fields["positions"]]
+        header = Header(**fields)
     if header.payload_bytes != size - _TRAILER.size - length:
         raise CheckpointError(f"{path}: {size - _TRAILER.size - length} bytes, not {header.payload_bytes}")
     return header

@@ -68,8 +68,8 @@ class Saver:
         self.seconds = 0.0  # from the beginning of the newest save to its end
 
     def save_when_positions_are_known(self) -> None:
-        """A fresh start saves at once: a crash before the next save must neither go back to an older model nor, where
-        reading began at the end or at a time, begin anywhere else.
+        """A fresh start and a rollback save at once: a crash before the next save must neither go back to another model
+        nor, where reading began at the end or at a time, begin anywhere else.
         """
         self._first_wanted = True
 

@@ -59,7 +59,7 @@ def check_compatible(path: Path, state: dict[str, Any], saved: dict[str, Any], n
     """CheckpointError that names both values where a checkpoint was made under settings that do not fit."""
     wanted = now.model_dump(mode="json")
     problems = [
-        f"model.{name} is {wanted[name]!r} in the settings, but {saved[name]!r} in the checkpoint"
+        f"model.{name} is {wanted[name]!r} in the settings, but {saved.get(name)!r} in the checkpoint"
         for name in _FIXED
         if saved.get(name) != wanted[name]
     ]

@@ -1,11 +1,18 @@
 """Checkpoint files: whole or not used at all."""
 
+import hashlib
+import io
+import json
 import os
 import resource
+import struct
 import subprocess
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -108,6 +115,62 @@ def test_a_checkpoint_that_would_run_code_is_refused(folder: CheckpointFolder) -
     assert not Path("hostile-checkpoint-ran").exists()
 
 
+def forged(path: Path, payload: bytes, **fields: object) -> Path:
+    """A checkpoint file with sound checksums, whatever is in it."""
+    sums = {"payload_bytes": len(payload), "payload_sha256": hashlib.sha256(payload).hexdigest()}
+    text = json.dumps(asdict(header()) | sums | fields).encode()
+    path.write_bytes(payload + text + struct.pack("<QI8s", len(text), zlib.crc32(text), b"FRESHET\n"))
+    return path
+
+
+def payload_of(state: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def test_a_forged_file_is_as_good_as_one_of_ours(tmp_path: Path) -> None:
+    assert load(forged(tmp_path / "checkpoint-1.pt", payload_of({"a": 1})))[1] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"positions": 7},
+        {"positions": [[1, 2]]},
+        {"positions": [["clicks", "zero", 1]]},
+        {"format": None},
+        {"format": [1]},
+        {"unknown": 1},
+    ],
+)
+def test_a_header_that_is_none_is_refused(folder: CheckpointFolder, fields: dict[str, object]) -> None:
+    path = forged(folder.path / "checkpoint-1.pt", payload_of({}), **fields)
+    with pytest.raises(CheckpointError, match=path.name):
+        load(path)
+    assert folder.list()[0].problem
+    assert folder.newest_sound() is None
+
+
+def test_an_archive_that_grows_when_it_is_read_is_refused(tmp_path: Path) -> None:
+    """A bomb: a small file that would fill the memory."""
+    packed = io.BytesIO()
+    plain = zipfile.ZipFile(io.BytesIO(payload_of(torch.zeros(5_000_000))))
+    with plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in plain.namelist():
+            archive.writestr(name, plain.read(name))
+    path = forged(tmp_path / "checkpoint-1.pt", packed.getvalue())
+    assert path.stat().st_size < 100_000
+    with pytest.raises(CheckpointError, match="unpacks to more than its size"):
+        load(path)
+
+
+def test_a_tensor_that_repeats_a_few_bytes_for_ever_is_refused(tmp_path: Path) -> None:
+    path = forged(tmp_path / "checkpoint-1.pt", payload_of({"weights": torch.zeros(1).expand(10**12)}))
+    with pytest.raises(CheckpointError, match="larger than the file"):
+        load(path)
+
+
 def test_another_format_is_refused_by_name(folder: CheckpointFolder) -> None:
     other = header()
     object.__setattr__(other, "format", 99)
@@ -139,6 +202,26 @@ def test_a_disk_that_fills_during_a_save_leaves_what_was_there(folder: Checkpoin
     assert float(found[1]["weights"][0, 0]) == 1.0
     folder.save(state(3), header(3))
     assert folder.list()[0].header is not None
+
+
+def test_a_disk_that_fills_at_any_byte_is_an_os_error_and_takes_no_room(folder: CheckpointFolder) -> None:
+    """torch has words of its own for it, which nobody who writes files knows."""
+    big = {"weights": torch.zeros(100_000), "many": [torch.zeros(1000) for _ in range(50)]}
+    size = folder.save(big, header(1)).bytes
+    for limit in (0, 100, 5000, size // 4, size // 2, 420_000, size - 2000, size - 300, size - 1):
+        with largest_file(limit), pytest.raises(OSError, match="File too large"):
+            folder.save(big, header(2))
+        assert [path.name for path in sorted(folder.path.iterdir())] == ["checkpoint-0000000001.pt", "lock"]
+    assert folder.save(big, header(3)).bytes >= size
+
+
+def test_a_full_disk_does_not_keep_a_worker_from_its_folder(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, 3)
+    with largest_file(0):
+        folder.lock()
+    with pytest.raises(CheckpointError, match="in use by another process"):
+        CheckpointFolder(tmp_path, 3).lock()
+    folder.unlock()
 
 
 def test_a_vanished_folder_is_an_error_of_the_save_and_not_of_the_process(folder: CheckpointFolder) -> None:
