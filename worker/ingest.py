@@ -31,7 +31,7 @@ class Taken:
     """What a part of a poll changed."""
 
     observed: Observed
-    record_times_ms: Times  # (n,) Kafka's timestamps of the observed events
+    record_times_ms: Times  # (n,) Kafka's timestamps of the observed events, where known
     forgotten: str | None = None  # a user that had to be erased, known or not
 
 
@@ -75,7 +75,8 @@ class Ingest:
         start = 0
         for observed in self._learner.observe_parts(_batch(decoded, rows)):
             part = rows[start : start + observed.events]
-            yield Taken(observed, times[part[decoded.observe[part]]])
+            timed = part[decoded.observe[part] & (times[part] >= 0)]
+            yield Taken(observed, times[timed])
             start += observed.events
 
     def _count(self, records: Records, decoded: Decoded, new: Flags, matters: Flags, forget: Flags) -> None:
