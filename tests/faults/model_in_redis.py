@@ -28,8 +28,9 @@ _OUTSTANDING = 8  # more than the updates that the publisher holds at once
 
 def assert_redis_is_the_model(worker: WorkerProcess, client: Redis, users: Counter[str], items: Counter[str]) -> None:
     """Wait until everything is learned and published, stop the worker, and compare."""
-    learned = users.total() // BATCH
-    eventually(lambda: worker.metric("freshet_step_seconds_count") >= learned, 120, worker.describe)
+    steps = users.total() // BATCH
+    beat = f"{worker.prefix}:worker"
+    eventually(lambda: int(client.hget(beat, "steps") or 0) == steps, 120, worker.describe)
     eventually(lambda: published(client, "user", worker.prefix) == dict(users), 120, worker.describe)
     newest = max(versions(client, worker.prefix))
     eventually(lambda: min(versions(client, worker.prefix)) > newest + _OUTSTANDING, 120, worker.describe)

@@ -126,6 +126,7 @@ def test_a_frozen_server_is_claimed_once_when_it_wakes_up(
     assert_redis_is_the_model(worker, own_client, *traffic.counts)
 
 
+@pytest.mark.slow
 def test_a_flushed_redis_is_filled_again_at_a_bounded_rate(
     make_worker: MakeWorker, send: Send, own_redis: RedisServer, own_client: Redis
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_full_redis_is_written_when_there_is_room_again(
     assert_redis_is_the_model(worker, own_client, *traffic.counts)
 
 
+@pytest.mark.slow
 def test_a_redis_that_reads_its_data_for_long_is_waited_for(
     make_worker: MakeWorker, send: Send, own_redis: RedisServer, own_client: Redis
 ) -> None:
@@ -260,6 +262,7 @@ def test_a_password_that_is_set_right_later_lets_the_worker_in(
         assert_redis_is_the_model(worker, client, *traffic.counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["killed", "never answers"])
 def test_a_stop_while_redis_is_away_saves_what_is_still_to_be_published(
     make_worker: MakeWorker, send: Send, line: TcpProxy, line_url: str, own_client: Redis, way: str
@@ -284,6 +287,7 @@ def test_a_stop_while_redis_is_away_saves_what_is_still_to_be_published(
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
 def test_ids_that_come_and_go_while_redis_is_away_do_not_pile_up(
     make_worker: MakeWorker, send: Send, line: TcpProxy, line_url: str, own_client: Redis
 ) -> None:
@@ -311,6 +315,7 @@ def test_ids_that_come_and_go_while_redis_is_away_do_not_pile_up(
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_an_outage_publishes_after_it(
     make_worker: MakeWorker, send: Send, line: TcpProxy, line_url: str, own_client: Redis
 ) -> None:
