@@ -1,19 +1,17 @@
 """Reading Kafka: where it starts, what is lost and found, and what the weather does to it."""
 
 import itertools
-import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from crc32c import crc32c
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import RetriableError
 
 from replay.local_stack import Broker, create_topic, free_port
+from tests.kafka_log import spoil
 from tests.waiting import eventually
 from worker.kafka_source import KafkaSource
 from worker.settings import KafkaSettings
@@ -404,21 +402,6 @@ def test_every_codec_is_read_by_a_default_install(kafka: Kafka, codec: str) -> N
     values = [b"%d " % n * 50 for n in range(20)]
     kafka.send(topic, values, compression_type=codec, linger_ms=20)
     assert read_to_the_end(kafka.source(topic)) == values
-
-
-def spoil(segment: Path, offset: int, *, codec: int | None = None) -> None:
-    """Break the batch that begins at `offset` in a log segment: its last byte, or give it an unknown codec."""
-    log = bytearray(segment.read_bytes())
-    at = 0
-    while struct.unpack_from(">q", log, at)[0] != offset:
-        at += 12 + struct.unpack_from(">i", log, at + 8)[0]
-    end = at + 12 + struct.unpack_from(">i", log, at + 8)[0]
-    if codec is None:
-        log[end - 1] ^= 0xFF
-    else:
-        log[at + 22] |= codec
-        struct.pack_into(">I", log, at + 17, crc32c(bytes(log[at + 21 : end])))
-    segment.write_bytes(log)
 
 
 @pytest.mark.apache_kafka
