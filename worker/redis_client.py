@@ -72,9 +72,13 @@ def error_kind(error: Exception) -> str:
         if isinstance(error, kind):
             return word
     if isinstance(error, ResponseError):
-        # redis-py has no classes for these: a server that refuses writes because it cannot save, and one that
-        # ends a long first command of a client who should have logged in
-        special = {"MISCONF": "misconf", "Protocol error: unauthenticated": "auth"}
+        # redis-py has no classes for these: a server that refuses writes because it cannot save, one that ends a
+        # long first command of a client who should have logged in, and a right that a command in a script lacks
+        special = {
+            "MISCONF": "misconf",
+            "Protocol error: unauthenticated": "auth",
+            "ACL failure in script": "noperm",
+        }
         return next((kind for start, kind in special.items() if str(error).startswith(start)), "response")
     return "connection" if isinstance(error, OSError) else "other"
 
