@@ -14,6 +14,7 @@ from model.kernels import kernel
 from model.state import State
 
 SMALLEST = 8  # entries in a user's first block
+_LARGEST_ARENA = 2**31 - 1  # entries: free blocks are linked by 32-bit numbers; 8 GiB
 
 
 @kernel
@@ -144,7 +145,13 @@ class ClickLog:
             )  # fmt: skip
             if done == len(users):
                 return positions
-            self.arena = np.concatenate([self.arena, np.zeros(len(self.arena) // 2 + self.largest, np.int32)])
+            self._grow_arena()
+
+    def _grow_arena(self) -> None:
+        size = min(len(self.arena) + len(self.arena) // 2 + self.largest, _LARGEST_ARENA)
+        if size < len(self.arena) + self.largest:
+            raise MemoryError("the click logs are full: a smaller model.user_capacity or model.seen_items is needed")
+        self.arena = np.concatenate([self.arena, np.zeros(size - len(self.arena), np.int32)])
 
     def window(self, users: Int32, positions: Int64, length: int) -> Int32:
         """The items before each (user, position): (n, length), newest first, 0 where there are none."""
