@@ -1,6 +1,8 @@
 # Everything a newcomer needs, and nothing installed outside .venv.
 #   make demo    the main job on MovieLens-100k, end to end
 #   make test    lint, types and tests (integration tests against real servers included)
+#   make faults  every fault, the slow ones too: servers and workers killed, frozen, cut off, filled up
+#   make crash-matrix  KILLS=100 SEED=0: SIGKILL at random moments, and proof that nothing is lost or doubled
 #
 # TORCH_INDEX=<url>   take torch from this package index (for example PyTorch's CPU index); default: plain pip
 # KAFKA_HOME=<dir>    use this unpacked Apache Kafka 4.x as the broker
@@ -11,10 +13,13 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint format unit readme clean
+KILLS ?= 100
+SEED ?= 0
+
+.PHONY: help setup demo test lint format unit faults crash-matrix readme clean
 
 help:
-	@sed -n '2,8s/^# \{0,1\}//p' Makefile
+	@sed -n '2,10s/^# \{0,1\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -35,7 +40,13 @@ lint: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -m "not slow"
+
+faults: setup
+	$(BIN)/python -m pytest -q -m faults
+
+crash-matrix: setup
+	$(BIN)/python -m tests.faults.crash_matrix --kills $(KILLS) --seed $(SEED)
 
 test: lint unit
 
