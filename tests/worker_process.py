@@ -53,7 +53,7 @@ class WorkerProcess:
         self._log_from = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "worker", *arguments], env=inherited | self.settings, stderr=log
+                [sys.executable, "-m", "worker", *arguments], env=inherited | self.settings, stdout=log, stderr=log
             )
         return self
 
@@ -142,6 +142,15 @@ class WorkerProcess:
     def checkpoints(self) -> list[Saved]:
         """Newest first."""
         return CheckpointFolder(Path(self.settings["FRESHET_CHECKPOINT__DIR"]), 3).list()
+
+    def command(self, *arguments: str) -> str:
+        """What another command of the worker prints under the same settings."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")}
+        command = [sys.executable, "-m", "worker", *arguments]
+        done = subprocess.run(
+            command, env=inherited | self.settings, capture_output=True, text=True, timeout=120, check=False
+        )
+        return done.stdout + done.stderr
 
     def describe(self) -> str:
         """What a failed wait shows."""
