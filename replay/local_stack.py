@@ -319,9 +319,13 @@ class KafkaBroker(_Broker):
         if not (self.data_dir / "data" / "meta.properties").exists():
             self._format()
 
+    def format_arguments(self) -> list[str]:
+        """Of kafka-storage.sh: a cluster of its own."""
+        return ["--standalone", "-t", _cluster_id()]
+
     def _format(self) -> None:
         storage = self.home / "bin" / "kafka-storage.sh"
-        arguments = ["format", "--standalone", "-t", _cluster_id(), "-c", str(self._properties_path)]
+        arguments = ["format", *self.format_arguments(), "-c", str(self._properties_path)]
         with self.log_path.open("ab") as log:
             done = subprocess.run(  # noqa: S603
                 [str(storage), *arguments],

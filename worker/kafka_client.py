@@ -171,7 +171,8 @@ class Opening:
 def one_line(error: Exception) -> str:
     """The kind of an error and what it says, for people."""
     text, name = " ".join(str(error).split()), type(error).__name__
-    return text if text.startswith(name) else f"{name}: {text}".removesuffix(": ")
+    whole = text if text.startswith(name) else f"{name}: {text}"
+    return whole.removesuffix(": ").removesuffix(": None")
 
 
 def close_within(close: Callable[[], Any], timeout_s: float) -> bool:

@@ -38,6 +38,7 @@ class KafkaOffsets:
         self._dirty: set[Partition] = set()
         self._answered_s = float("-inf")
         self._consumer: Any = None
+        self._cluster: Any = None
         self._may_log = Throttle()
 
     def watch(self, partitions: frozenset[Partition]) -> None:
@@ -60,6 +61,10 @@ class KafkaOffsets:
             with self._wake:
                 self._ask_now()
         return asked_s > since_s
+
+    def asked_s(self, partition: Partition) -> float:
+        """When its newest known end was asked for (monotonic)."""
+        return self._ends.get(partition, (0, float("-inf")))[1]
 
     def answered_within(self, seconds: float) -> bool:
         """Whether the broker has been heard of in the last `seconds`."""
@@ -98,7 +103,7 @@ class KafkaOffsets:
     def _run(self) -> None:
         working_s = time.monotonic()
         while not self._closing:
-            worked = self._turn(self._ask) and self._turn(self._send)
+            worked = all([self._turn(self._ask), self._turn(self._send)])  # neither waits for the other's luck
             if worked:
                 working_s = time.monotonic()
             elif time.monotonic() - working_s > self._reopen_after_s:
@@ -116,7 +121,8 @@ class KafkaOffsets:
     def _turn(self, step: Callable[[], None]) -> bool:
         try:
             if self._consumer is None:
-                self._consumer, _, _ = open_consumer(self._settings, group_id=self._settings.group_id or None)
+                group_id = self._settings.group_id or None
+                self._consumer, self._cluster, _ = open_consumer(self._settings, group_id=group_id)
             step()
         except Exception as error:
             # Weather, or a group that somebody else uses: told, and tried again.
@@ -127,13 +133,26 @@ class KafkaOffsets:
         return True
 
     def _ask(self) -> None:
-        partitions, asked_s = self._partitions, time.monotonic()
-        if not partitions:
-            return
-        topic_partitions = [TopicPartition(*partition) for partition in partitions]
-        ends = self._consumer.end_offsets(topic_partitions, timeout_ms=_LIMIT_MS)
-        self._ends |= {Partition(*at): (end, asked_s) for at, end in ends.items()}
-        self._answered_s = time.monotonic()
+        """Leader by leader: one that is silent must not hide the ends that others know. Raises the last failure."""
+        failed: Exception | None = None
+        for asked in self._by_leader():
+            asked_s = time.monotonic()
+            try:
+                ends = self._consumer.end_offsets(asked, timeout_ms=_LIMIT_MS)
+            except Exception as error:
+                failed = error
+                continue
+            self._ends |= {Partition(*at): (end, asked_s) for at, end in ends.items()}
+            self._answered_s = time.monotonic()
+        if failed is not None:
+            raise failed
+
+    def _by_leader(self) -> list[list[TopicPartition]]:
+        found: dict[Any, list[TopicPartition]] = {}
+        for partition in self._partitions:
+            at = TopicPartition(*partition)
+            found.setdefault(self._cluster.leader_for_partition(at), []).append(at)
+        return list(found.values())
 
     def _send(self) -> None:
         with self._wake:

@@ -124,8 +124,10 @@ class KafkaSource:
 
     @property
     def stopped(self) -> Mapping[Partition, str]:
-        """Partitions with a record that cannot be read, and why; they are tried again at the next start."""
-        return self._stopped
+        """Partitions with a record that cannot be read, which are tried again at the next start, and those whose
+        broker is silent while others answer.
+        """
+        return self._stopped | dict.fromkeys(self._silent(), "its broker does not answer")
 
     def take_gaps(self) -> list[Gap]:
         """The gaps that were found since the last call."""
@@ -210,6 +212,11 @@ class KafkaSource:
         if self._moved_s and (silent or stuck):
             log.warning("kafka_reader_replaced", why="no answer" if silent else "there are records, but none come")
             self._drop()
+
+    def _silent(self) -> list[Partition]:
+        limit_s = time.monotonic() - self._reopen_after_s
+        heard_s = {at: max(moved_s, self._offsets.asked_s(at)) for at, moved_s in self._moved_s.items()}
+        return [at for at, last_s in heard_s.items() if last_s < limit_s] if self.connected else []
 
     # ---- partitions
 

@@ -42,6 +42,27 @@ class LinedBroker(KafkaBroker):
         return properties | {"advertised.listeners": f"{direct},LINE://{self.line_servers}"}
 
 
+class SecondBroker(KafkaBroker):
+    """Joins another broker's cluster: node 2, without a vote."""
+
+    def __init__(self, data_dir: Path, first: KafkaBroker) -> None:
+        super().__init__(data_dir)
+        self._first = first
+
+    def properties(self) -> dict[str, str]:
+        quorum = "controller.quorum.bootstrap.servers"
+        return super().properties() | {
+            "process.roles": "broker",
+            "node.id": "2",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            quorum: self._first.properties()[quorum],
+        }
+
+    def format_arguments(self) -> list[str]:
+        meta = (self._first.data_dir / "data" / "meta.properties").read_text()
+        return ["-t", next(line for line in meta.splitlines() if line.startswith("cluster.id=")).partition("=")[2]]
+
+
 @contextmanager
 def line_to(broker: LinedBroker) -> Iterator[TcpProxy]:
     """The line; the broker is left running, whatever the test did to it."""

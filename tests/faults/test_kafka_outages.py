@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -16,6 +17,7 @@ from replay.local_stack import create_topic
 from tests.clicks import MakeWorker, clicks, send_all
 from tests.faults.own_kafka import (
     LinedBroker,
+    SecondBroker,
     admin,
     assert_learned,
     committed,
@@ -343,3 +345,37 @@ def test_a_partition_that_cannot_be_read_is_named_while_the_others_go_on(
     assert_quiet(worker)
     assert worker.stop() == 0
     assert (saved_position(worker, own_topic, 0), saved_position(worker, own_topic, 1)) == (6, 190)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["killed", "frozen"])
+def test_a_partition_whose_broker_is_silent_is_named_while_the_others_go_on(
+    make: MakeWorker, own_broker: LinedBroker, servers: str, tmp_path: Path, way: str
+) -> None:
+    """K11: two brokers with a partition each; one of them goes away, and comes back."""
+    values, users, items = clicks(400)
+    with SecondBroker(tmp_path / "second", own_broker) as second:
+        name = f"split-{way}"
+        with admin(servers) as client:
+            client.create_topics({name: {"assignments": {0: [1], 1: [2]}}})
+            client.wait_for_topics([name], timeout_ms=60_000)
+        send_to(servers, name, values[:100], partition=1)
+        worker = make(topic=name, servers=servers).start().wait_ready()
+        worker.wait_read(100)
+        second.kill() if way == "killed" else second.pause()
+        for sent in range(100, 300, 10):
+            send_to(servers, name, values[sent : sent + 10])
+            worker.wait_read(sent + 10)
+        eventually(lambda: f"{name}/1: " in worker.reasons().get("partitions", ""), 60, worker.describe)
+        assert f"{name}/0" not in worker.reasons()["partitions"]
+        assert "kafka" not in worker.reasons()
+        assert worker.get("/healthz")[0] == 200
+        assert_quiet(worker)
+        second.start() if way == "killed" else second.resume()
+        with admin(servers) as client:
+            client.wait_for_topics([name], timeout_ms=60_000)
+        send_to(servers, name, values[300:], partition=1)
+        worker.wait_read(400)
+        worker.wait_ready()
+        assert worker.stop() == 0
+        assert_learned(worker, users, items)
