@@ -12,7 +12,15 @@ from typing import Any
 import structlog
 
 from model.learner import OnlineLearner, warm_up
-from worker.checkpoint import CheckpointError, CheckpointFolder, Saved, as_checkpoint_error, load, now_ms
+from worker.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    FormatError,
+    Saved,
+    as_checkpoint_error,
+    load,
+    now_ms,
+)
 from worker.checkpoint_view import find_checkpoint
 from worker.dead_letter import KafkaDeadLetters
 from worker.dedup import DedupWindow
@@ -50,7 +58,11 @@ class Start:
             return load(find_checkpoint(folder, self.checkpoint))
         if self.fresh:
             return None
-        found = folder.newest_sound()
+        try:
+            found = folder.newest_sound()
+        except FormatError as error:
+            advice = "use the version that wrote it, go back to an older one by --checkpoint, or start by --fresh"
+            raise CheckpointError(f"{error}; {advice}") from error
         if found is not None and self.from_timestamp:
             raise CheckpointError(
                 f"--from-timestamp would count events twice that {found[0].path} knows already; "

@@ -38,6 +38,10 @@ class CheckpointError(Exception):
     """A checkpoint that cannot be used, or a folder that cannot; the message says why, for people."""
 
 
+class FormatError(CheckpointError):
+    """A checkpoint that another version of the worker wrote."""
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What can be known of a checkpoint without reading its payload."""
@@ -124,10 +128,15 @@ class CheckpointFolder:
         return Saved(path, serial, path.stat().st_size, written)
 
     def newest_sound(self) -> tuple[Saved, dict[str, Any]] | None:
-        """The newest checkpoint that is whole, and its state; damaged ones are passed over, loudly."""
+        """The newest checkpoint that is whole, and its state; damaged ones are passed over, loudly.
+
+        Raises FormatError for one of another version: it is not damaged, and what is older is not what was there.
+        """
         for saved in self.list():
             try:
                 return load(saved.path)
+            except FormatError:
+                raise
             except CheckpointError as error:
                 log.error("checkpoint_damaged", path=str(saved.path), problem=str(error))
         return None
@@ -254,7 +263,7 @@ def _read_header(file: IO[bytes], path: Path) -> Header:
     with as_checkpoint_error(path):
         fields = json.loads(text)
         if fields["format"] != FORMAT:
-            raise CheckpointError(f"{path}: format {fields['format']!r}, but this version reads format {FORMAT}")
+            raise FormatError(f"{path}: format {fields['format']!r}, but this version reads format {FORMAT}")
         fields["positions"] = [(str(topic), int(partition), int(at)) for topic, partition, at in fields["positions"]]
         header = Header(**fields)
     if header.payload_bytes != size - _TRAILER.size - length:
