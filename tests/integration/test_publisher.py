@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pydantic import SecretStr
 from redis import Redis
 
 from replay.local_stack import RedisServer, start_redis
-from tests.proxy import TcpProxy
+from tests.proxy import TcpProxy, Way
 from tests.waiting import eventually
 from worker.publisher import Heartbeat, ItemVectors, Meta, Popular, Publisher, Removed, UserVectors
 from worker.settings import PublishSettings, RedisSettings, SettingsError
@@ -294,6 +295,16 @@ def test_an_evicted_id_goes_unless_it_was_written_since(make: Make, redis_client
     assert redis_client.keys("rec:user:*") == [b"rec:user:back"]
     assert not redis_client.exists("rec:item:thing")
     assert ack.refused == 1
+
+
+def test_an_evicted_id_is_not_brought_back_by_a_write_from_before(make: Make, redis_client: Redis) -> None:
+    """The removal is handed over last and has its turn early: it waits for the users before it."""
+    publisher = claimed(make(max_users=1))
+    publisher.submit(users(["a", "b", "evicted"], 5))
+    publisher.submit(Removed(["evicted"], [], 6))
+    acks: list = []
+    eventually(lambda: publisher.turn() is not None and acks.extend(publisher.acknowledged()) is None and len(acks) > 1)
+    assert sorted(redis_client.keys("rec:user:*")) == [b"rec:user:a", b"rec:user:b"]
 
 
 def test_a_key_of_another_type_is_left_alone_and_holds_nothing_up(make: Make, redis_client: Redis) -> None:
@@ -616,6 +627,63 @@ def test_a_heartbeat_whose_reply_was_lost_is_in_the_stream_once(make: Make, redi
         assert eventually(lambda: publisher.turn() is not None and publisher.acknowledged())
         assert redis_client.xlen("rec:stats") == 1
         publisher.close(0)
+
+
+class Tap(TcpProxy):
+    """Keeps what goes to the server, so that it can arrive once more: a network may hold a call back for long."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__("127.0.0.1", port)
+        self.calls: list[bytes] = []
+
+    def _allowed(self, data: bytes, way: Way) -> bytes:
+        if way == "to_server":
+            self.calls.append(data)
+        return super()._allowed(data, way)
+
+
+def arrives_late(port: int, call: bytes) -> bytes:
+    """The reply to a call that arrives on a connection of its own."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(call)
+        return connection.recv(1 << 16)
+
+
+def test_a_write_that_arrives_after_later_ones_changes_nothing(make: Make, redis_server, redis_client: Redis) -> None:
+    """It had run into the time limit, was sent again, and others followed; now its first copy arrives."""
+    with Tap(redis_server.port) as tap:
+        publisher = claimed(make(f"redis://127.0.0.1:{tap.port}/0"))
+        written(publisher, users(["warm", "up"]))  # the script is known
+        tap.calls.clear()
+        written(publisher, users(["u", "removed"], 2, 2, b'{"c":2}'), Popular(["old"], np.ones(1)))
+        late = list(tap.calls)
+        written(publisher, users(["u"], 3, 3, b'{"c":3}'), Removed(["removed"], [], 4), Popular(["new"], np.ones(1)))
+        replies = [arrives_late(redis_server.port, call) for call in late]
+        assert all(b"OK" in reply for reply in replies)
+        assert len(replies) >= 2
+        assert vector(redis_client, "rec:user:u") == (3, 3, 3)
+        assert redis_client.hget("rec:worker", "positions") == b'{"c":3}'
+        assert not redis_client.exists("rec:user:removed")
+        assert redis_client.zrange("rec:popular", 0, -1) == [b"new"]
+        assert written(publisher, users(["u"], 5, 5))
+        assert not publisher.take_loss()
+        publisher.close(0)
+
+
+def test_a_claim_that_arrives_twice_is_one_claim(make: Make, redis_server, redis_client: Redis) -> None:
+    """The worker has gone on under the first one's epoch: it must not be superseded by itself."""
+    with Tap(redis_server.port) as tap:
+        claimed(make(f"redis://127.0.0.1:{tap.port}/0"))  # the script is known
+        tap.calls.clear()
+        publisher = claimed(make(f"redis://127.0.0.1:{tap.port}/0"))
+        (claim,) = [call for call in tap.calls if b"start" in call]
+        written(publisher, users(["u"], positions=b'{"c":1}'))
+        assert b"OK" in arrives_late(redis_server.port, claim)
+        assert int(redis_client.hget("rec:meta", "epoch")) == publisher.epoch
+        assert written(publisher, users(["u"], 2, 2))
+        assert publisher.superseded_by is None
+        assert not publisher.take_loss()
+        assert redis_client.hget("rec:worker", "positions") == b'{"c":1}'
 
 
 def test_a_server_that_never_answers_holds_nobody_up(proxied: tuple[Publisher, TcpProxy], redis_client: Redis) -> None:
