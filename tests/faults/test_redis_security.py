@@ -142,10 +142,12 @@ def test_the_documented_rights_are_enough_for_a_worker(
     settings = EXACT | {"model__user_capacity": 128, "redis__ttl_s": 3600, "kafka__start": "latest"}
     url = as_user(own_redis, "freshet")
     older = make_worker("older", redis_url=url, **settings | {"kafka__start": "earliest"}).start()
+    older.redis_url = own_redis.url  # for the test's own looks at it, whose client asks for more
     send(clicks(640, users=90)[0])
     older.wait_ready().wait_read(640)
     assert older.stop() == 0
     worker = make_worker("newer", redis_url=url, **settings).start().wait_ready()
+    worker.redis_url = own_redis.url
     send(clicks(640, seed=1, users=200, prefix="new-")[0])
     worker.wait_read(640)
     eventually(lambda: worker.metric("freshet_evicted_total", table="users") > 0, 60, worker.describe)
