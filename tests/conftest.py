@@ -20,7 +20,7 @@ from replay.local_stack import (
     start_redis,
 )
 from tests.clicks import MakeWorker, Send
-from tests.worker_process import WorkerProcess
+from tests.worker_process import SECRET_MARK, WorkerProcess
 
 _names = itertools.count()
 
@@ -99,7 +99,7 @@ def topic(broker: Broker) -> str:
 
 @pytest.fixture
 def make_worker(tmp_path: Path, broker: Broker, topic: str, redis_url: str) -> Iterator[MakeWorker]:
-    """Makes workers on the test's topic; none outlives the test."""
+    """Makes workers on the test's topic; none outlives the test, and none has printed anything secret."""
     made: list[WorkerProcess] = []
 
     def make(
@@ -115,6 +115,8 @@ def make_worker(tmp_path: Path, broker: Broker, topic: str, redis_url: str) -> I
     yield make
     for worker in made:
         worker.__exit__(None, None, None)
+    for worker in made:
+        assert SECRET_MARK not in (worker.log_path.read_text() if worker.log_path.exists() else "")
 
 
 @pytest.fixture

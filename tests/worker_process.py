@@ -17,6 +17,8 @@ from redis import Redis
 from tests.waiting import eventually
 from worker.checkpoint import CheckpointFolder, Saved
 
+SECRET_MARK = "s3cr"  # every password in the tests has it, and nothing that a worker may print
+
 BASE = {
     "FRESHET_HTTP__PORT": "0",
     "FRESHET_LOG__FORMAT": "json",

@@ -1,6 +1,10 @@
 """Redis breaks under a running worker: training goes on, and in the end everything is published."""
 
+import json
+import shutil
+import subprocess
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ from redis import Redis
 
 from replay.local_stack import RedisServer
 from tests.clicks import MakeWorker, Send, clicks, published
-from tests.faults.model_in_redis import BATCH, EXACT, assert_redis_is_the_model, saved_outbox, versions
+from tests.faults.model_in_redis import BATCH, EXACT, assert_redis_is_the_model, saved_learner, saved_outbox, versions
 from tests.proxy import TcpProxy
 from tests.waiting import eventually
 from tests.worker_process import WorkerProcess
@@ -337,3 +341,30 @@ def test_a_worker_that_is_killed_in_an_outage_publishes_after_it(
     eventually(lambda: published(own_client, "user") == dict(users), 120, worker.describe)
     eventually(lambda: published(own_client, "item") == dict(items), 60, worker.describe)
     assert worker.stop() == 0
+
+
+LANGUAGES = {"node": "read_vectors.mjs", "perl": "read_vectors.pl"}
+
+
+@pytest.mark.parametrize("language", [name for name in LANGUAGES if shutil.which(name)] or ["node"])
+def test_another_language_reads_the_same_floats_and_ranks_the_same(
+    make_worker: MakeWorker, send: Send, own_redis: RedisServer, own_client: Redis, language: str
+) -> None:
+    """R5: little-endian float32, exactly 4 * dim bytes; read with a bare socket, the model's own vectors and scores."""
+    values, users, items = clicks(640)
+    send(values)
+    worker = make_worker(redis_url=own_redis.url, **EXACT).start()
+    assert_redis_is_the_model(worker, own_client, users, items)
+    learner, names = saved_learner(worker), sorted(items)
+    script = Path(__file__).with_name(LANGUAGES[language])
+    command = [language, str(script), str(own_redis.port), "u1", *names]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+    assert (told["dim"], told["dtype"], told["metric"]) == (17, "float32le", "dot")
+    user = np.array(told["user"], np.uint32).view(np.float32)
+    vectors = np.array(told["items"], np.uint32).view(np.float32)
+    assert user.tobytes() == np.frombuffer(own_client.hget("rec:user:u1", "vector"), "<f4").tobytes()
+    (model_user,) = learner.user_vectors(learner.users.lookup(["u1"]))
+    model_items = learner.item_vectors()[learner.items.lookup(names)]
+    np.testing.assert_allclose(user, model_user, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vectors, model_items, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(told["scores"], model_items @ model_user, rtol=1e-3, atol=1e-4)
