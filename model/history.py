@@ -105,6 +105,19 @@ def _before(
 
 
 @kernel
+def _forget_users(users: Int32, start: Int64, size: Int32, count: Int64, arena: Int32, free: Int64) -> None:
+    for user in users:
+        if size[user] > 0:
+            klass = 0
+            while SMALLEST << klass < size[user]:
+                klass += 1
+            arena[start[user] : start[user] + size[user]] = 0
+            arena[start[user]] = free[1 + klass]
+            free[1 + klass] = start[user]
+        start[user] = size[user] = count[user] = 0
+
+
+@kernel
 def _forget_items(arena: Int32, used: int, evicted: Bool) -> None:
     for i in range(used):
         if arena[i] > 0 and evicted[arena[i]]:
@@ -175,14 +188,7 @@ class ClickLog:
 
     def forget_users(self, users: Int32) -> None:
         """Empty the logs of `users` and take their blocks back, erased: a block may wait for long."""
-        for user in users.tolist():
-            start, size = self.start[user], self.size[user]
-            if size:
-                klass = int(size // SMALLEST).bit_length() - 1
-                self.arena[start : start + size] = 0
-                self.arena[start] = self._free[1 + klass]
-                self._free[1 + klass] = start
-            self.start[user] = self.size[user] = self.count[user] = 0
+        _forget_users(users, self.start, self.size, self.count, self.arena, self._free)
 
     def forget_items(self, items: Int32, item_rows: int) -> None:
         """Take `items` out of every log; their places stay, so that positions keep their meaning."""

@@ -26,6 +26,9 @@ class IdTable:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def __contains__(self, external: str) -> bool:
+        return external in self._rows
+
     @property
     def rows(self) -> int:
         """Rows ever handed out, row 0 included: what a table beside this one must hold."""

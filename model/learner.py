@@ -343,10 +343,11 @@ def _fitting(table: IdTable, ids: list[str]) -> int:
     if table.room >= len(ids) or table.new_ids(ids) <= table.room:
         return len(ids)
     new: set[str] = set()
+    room = table.room
     for n, external in enumerate(ids):
-        if table.lookup([external])[0] == 0:
+        if external not in table:
             new.add(external)
-            if len(new) > table.room:
+            if len(new) > room:
                 return n
     return len(ids)
 
