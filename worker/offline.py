@@ -48,7 +48,7 @@ class NoPublisher:
         """Nothing."""
         return []
 
-    def sweep(self) -> None:
+    def sweep(self, version: int = 0) -> None:
         """There is nothing to sweep."""
 
     def close(self, timeout_s: float) -> bool:  # noqa: ARG002

@@ -187,6 +187,7 @@ class Outbox:
         self._quiet_row = 1  # next user row of the background round
         self._quiet_allowance = 0.0
         self._turned_s: float | None = None
+        self._round_from = 0  # the first version of the newest round of everything
         self._left_to_round: set[str] = set()  # of "users" and "items": not all published yet since going live
 
     @property
@@ -279,7 +280,7 @@ class Outbox:
 
     def _publish_everything_again(self) -> None:
         self._published_items = None
-        self._quiet_row, self._left_to_round = 1, {"users", "items"}
+        self._quiet_row, self._left_to_round, self._round_from = 1, {"users", "items"}, self.version + 1
         self._items_due_s = float("-inf")
 
     def _hand_over_users(self, now_s: float, now_ms: int, positions: Positions) -> None:
@@ -342,11 +343,14 @@ class Outbox:
         return rows[self._learner.users_live(rows)]
 
     def _round_done(self, kind: str) -> None:
-        """Everything of this kind is published in this epoch; once all is, what only older epochs wrote goes."""
+        """Everything of this kind is published again; once all is, what was not written by then goes.
+
+        That is what older epochs wrote, and what came back when Redis went back to an older state of its own.
+        """
         if kind in self._left_to_round:
             self._left_to_round.discard(kind)
             if not self._left_to_round:
-                self._publisher.sweep()
+                self._publisher.sweep(self._round_from)
 
     def _hand_over_removed(self) -> None:
         if not (self._removed_users or self._removed_items) or not self._publisher.ready_for(Removed):

@@ -83,13 +83,14 @@ function operations.heartbeat()
   return 0
 end
 
--- 4 epoch. Deletes what only older epochs wrote and counts it.
+-- 4 version. Deletes what was written last by an older epoch, or before this version, and counts it.
 function operations.sweep()
   local oldest, deleted = tonumber(ARGV[4]), 0
   for i = 3, #KEYS do
-    local there = redis.pcall('HGET', KEYS[i], 'epoch')
-    local epoch_there = type(there) == 'string' and tonumber(there)
-    if epoch_there and epoch_there < oldest then
+    local there = redis.pcall('HMGET', KEYS[i], 'epoch', 'version')
+    local epoch_there = not there.err and tonumber(there[1])
+    local old = epoch_there == epoch and (tonumber(there[2]) or 0) < oldest
+    if epoch_there and (epoch_there < epoch or old) then
       redis.call('UNLINK', KEYS[i])
       deleted = deleted + 1
     end

@@ -177,12 +177,12 @@ class Publisher:
         """The updates that Redis has acknowledged since the last call, oldest first; makes room for new ones."""
         return self._queue.collect()
 
-    def sweep(self) -> None:
-        """Delete, in the background, the users and items that only older epochs wrote.
+    def sweep(self, version: int = 0) -> None:
+        """Delete, in the background, the users and items that only older epochs wrote, or this one before `version`.
 
         Begins when everything that was handed over before is in Redis.
         """
-        self._sweep.request(after=self._queue.added)
+        self._sweep.request(version, after=self._queue.added)
         self._queue.wake()
 
     @property
@@ -332,12 +332,13 @@ class _Sweep:
 
     def __init__(self) -> None:
         self._requested = self._served = self._serving = 0  # passes over all keys
+        self._version = 0
         self._after = 0  # how many updates must be done first
         self._cursor = self._deleted = 0
         self._next = 0.0
 
-    def request(self, after: int) -> None:
-        self._after = after
+    def request(self, version: int, after: int) -> None:
+        self._version, self._after = version, after
         self._requested += 1
 
     @property
@@ -355,7 +356,7 @@ class _Sweep:
     def step(self, writer: RedisWriter) -> None:
         if self._cursor == 0:
             self._serving = self._requested
-        self._cursor, deleted = writer.sweep(self._cursor, _SWEEP_KEYS)
+        self._cursor, deleted = writer.sweep(self._cursor, _SWEEP_KEYS, self._version)
         self._deleted += deleted
         self._next = time.monotonic() + _SWEEP_PAUSE_S
         if self._cursor == 0:

@@ -127,15 +127,15 @@ class RedisWriter:
         """Find out whether the claim and everything acknowledged are still there; writes nothing."""
         self._publish("watch", [], [])
 
-    def sweep(self, cursor: int, count: int) -> tuple[int, int]:
-        """Look at about `count` keys from `cursor` on and delete what only older epochs wrote.
+    def sweep(self, cursor: int, count: int, version: int) -> tuple[int, int]:
+        """Look at about `count` keys from `cursor` on; delete what only older epochs or versions than this wrote.
 
         Returns the next cursor (0 = that was all) and how many were deleted.
         """
         reply = cast(tuple[int, list[bytes]], self._client.scan(cursor, match=self._keys.pattern, count=count))
         heads = (self._keys.users.encode(), self._keys.items.encode())
         keys = [key for key in reply[1] if key.startswith(heads)]
-        return reply[0], self._publish("sweep", keys, [self.epoch]) if keys else 0
+        return reply[0], self._publish("sweep", keys, [version]) if keys else 0
 
     def _write(
         self,

@@ -320,6 +320,32 @@ def test_ids_that_come_and_go_while_redis_is_away_do_not_pile_up(
 
 
 @pytest.mark.slow
+def test_a_redis_that_goes_back_in_time_does_not_bring_back_who_was_gone(
+    make_worker: MakeWorker, send: Send, own_redis: RedisServer, own_client: Redis
+) -> None:
+    """R6: killed and restarted from an old snapshot: users who were evicted since then are in it, and go again."""
+    own_redis.stop()
+    own_redis.extra_args = ("--save", "3600 1000000")  # so that it reads its snapshot at a start
+    own_redis.start()
+    capacity = 128
+    worker = make_worker(redis_url=own_redis.url, **EXACT | {"model__user_capacity": capacity}).start()
+    old, new = clicks(640, users=100, prefix="old-"), clicks(1280, seed=1, users=capacity, prefix="new-")
+    send(old[0])
+    worker.wait_read(640)
+    eventually(lambda: published(own_client, "user") == dict(old[1]), 60, worker.describe)
+    own_client.save()
+    send(new[0])
+    worker.wait_read(1920)
+    eventually(lambda: not set(old[1]) & set(published(own_client, "user")), 60, worker.describe)
+    own_redis.kill()
+    own_redis.start()
+    assert set(old[1]) & set(published(own_client, "user"))
+    eventually(lambda: published(own_client, "user").keys() == new[1].keys(), 60, worker.describe)
+    eventually(lambda: worker.get("/readyz")[0] == 200, 60, worker.describe)
+    assert worker.stop() == 0
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_an_outage_publishes_after_it(
     make_worker: MakeWorker, send: Send, line: TcpProxy, line_url: str, own_client: Redis
 ) -> None:

@@ -924,3 +924,12 @@ def test_recent_items_are_json_for_everyone(make: Make, redis_client: Redis) -> 
     recent = json.dumps(["ü", "2"], ensure_ascii=False).encode()
     written(claimed(make()), UserVectors(update.ids, update.vectors, [recent], update.events, 1, 1))
     assert json.loads(redis_client.hget("rec:user:u", "recent")) == ["ü", "2"]
+
+
+def test_what_was_not_written_since_a_version_is_swept_too(make: Make, redis_client: Redis) -> None:
+    """After Redis went back in time: what had been removed since then is there again, in this worker's own epoch."""
+    publisher = claimed(make())
+    written(publisher, users(["back again"], 3), users(["live"], 5), items(["back again"], 4), items(["live"], 6))
+    publisher.sweep(5)
+    eventually(lambda: publisher.turn() is not None and not publisher.sweeping)
+    assert sorted(redis_client.keys("rec:[ui]*")) == [b"rec:item:live", b"rec:user:live"]

@@ -168,7 +168,7 @@ class Redis:
         new, self.told = self.updates[self.told :], len(self.updates)
         return [Ack(update, NOW_MS) for update in new]
 
-    def sweep(self) -> None: ...
+    def sweep(self, version: int = 0) -> None: ...
 
     def close(self, timeout_s: float) -> bool:
         return True
