@@ -113,6 +113,7 @@ def test_a_server_that_never_answers_holds_nobody_up(
     assert_redis_is_the_model(worker, own_client, *traffic.counts)
 
 
+@pytest.mark.slow
 def test_a_frozen_server_is_claimed_once_when_it_wakes_up(
     make_worker: MakeWorker, send: Send, own_redis: RedisServer, own_client: Redis
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_flushed_redis_is_filled_again_at_a_bounded_rate(
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_redis_that_was_killed_and_kept_its_data_goes_on(
     make_worker: MakeWorker, send: Send, own_redis: RedisServer, own_client: Redis
 ) -> None:
@@ -231,6 +233,7 @@ def test_a_redis_that_reads_its_data_for_long_is_waited_for(
     assert_redis_is_the_model(worker, own_client, *traffic.counts)
 
 
+@pytest.mark.slow
 def test_a_worker_that_starts_before_its_redis_publishes_when_it_comes(
     make_worker: MakeWorker, send: Send, own_redis: RedisServer, own_client: Redis
 ) -> None:
@@ -247,6 +250,7 @@ def test_a_worker_that_starts_before_its_redis_publishes_when_it_comes(
     assert_redis_is_the_model(worker, own_client, *traffic.counts)
 
 
+@pytest.mark.slow
 def test_a_password_that_is_set_right_later_lets_the_worker_in(
     make_worker: MakeWorker, send: Send, own_redis: RedisServer, own_client: Redis
 ) -> None:
