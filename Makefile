@@ -40,7 +40,7 @@ lint: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow and (quick or not faults)"
 
 faults: setup
 	$(BIN)/python -m pytest -q -m faults

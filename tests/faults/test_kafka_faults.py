@@ -230,6 +230,7 @@ def dead_letters(broker: Broker, topic: str, count: int) -> list[tuple[bytes, di
     return found
 
 
+@pytest.mark.quick
 def test_a_record_that_is_no_json_is_rejected_once_and_passed(
     make_worker: MakeWorker, send: Send, broker: Broker, topic: str
 ) -> None:
@@ -252,6 +253,7 @@ def test_a_record_that_is_no_json_is_rejected_once_and_passed(
     assert {headers["freshet-reason"] for _, headers in letters} == {"not_utf8"}
 
 
+@pytest.mark.quick
 def test_a_tombstone_is_skipped_and_counted(make_worker: MakeWorker, send: Send, topic: str) -> None:
     """K8: alone in a poll, at the end, and among others."""
     values, users, items = clicks(300)

@@ -139,6 +139,7 @@ def flip(path: Path) -> None:
 # ---- M2: one moment
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_what_is_learned_after_a_snapshot_does_not_reach_it(family: str) -> None:
     """M2: the file is written by another thread while ids are admitted, evicted and learned."""
@@ -212,6 +213,7 @@ NOT_IDS = ["", "x" * 257, "é" * 129, 1.5, True, None, [], {}, 10**256]
 
 
 @integration
+@pytest.mark.quick
 def test_ids_of_any_shape_come_back_from_redis_as_they_are(
     make_worker: MakeWorker, send: Send, redis_client: Redis
 ) -> None:
@@ -246,6 +248,7 @@ def assert_published_as(client: Redis, everything: dict[str, int]) -> None:
 # ---- M5: nothing that is not finite
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -np.inf, 1e38, 1e30])
 def test_a_gradient_that_is_not_finite_or_whose_square_is_not_changes_nothing(family: str, weight: float) -> None:

@@ -60,6 +60,7 @@ def committed(broker: Broker, topic: str, group: str = "freshet") -> int | None:
         consumer.close()
 
 
+@pytest.mark.quick
 def test_the_newer_worker_goes_on_and_the_older_touches_nothing_any_more(
     make_worker: MakeWorker, send: Send, broker: Broker, topic: str, own_redis: RedisServer, own_client: Redis
 ) -> None:

@@ -62,6 +62,7 @@ def assert_well(worker: WorkerProcess) -> None:
     eventually(lambda: worker.get("/readyz")[0] == 200, 60, worker.describe)
 
 
+@pytest.mark.quick
 def test_a_line_cut_in_mid_publish_loses_nothing(
     make_worker: MakeWorker, send: Send, line: TcpProxy, line_url: str, own_client: Redis
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from worker.checkpoint import CheckpointFolder
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.quick]
 
 Die = Callable[..., int]
 
