@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import time
@@ -10,6 +11,8 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
+
+from dotenv import dotenv_values
 
 from replay import arguments, demo, kafka_client, progress, runner
 from replay.datasets import Dataset, DatasetError, delimited, movielens
@@ -25,13 +28,15 @@ OK, FAILED, INTERRUPTED = 0, 1, 130
 _EPILOG = """\
 Kafka is found and spoken to as the worker does it: FRESHET_KAFKA__BOOTSTRAP_SERVERS, FRESHET_KAFKA__TOPICS,
 FRESHET_KAFKA__SECURITY_PROTOCOL, FRESHET_KAFKA__SASL_MECHANISM, _SASL_USERNAME, _SASL_PASSWORD,
-_SSL_CAFILE, _SSL_CERTFILE, _SSL_KEYFILE, _SSL_PASSWORD, _SSL_CHECK_HOSTNAME.
+_SSL_CAFILE, _SSL_CERTFILE, _SSL_KEYFILE, _SSL_PASSWORD, _SSL_CHECK_HOSTNAME, in the environment or in a file that
+--env-file or FRESHET_ENV_FILE names.
 Exit codes: 0 everything was sent and acknowledged, 1 it was not, 2 wrong arguments, 130 interrupted."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    options = _parser().parse_args(argv)
+    words = _with_env_file(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(words)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.CRITICAL, stream=sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background jobs begin with it ignored
         signal.signal(number, _interrupt)
@@ -43,6 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
+
+
+def _with_env_file(words: Sequence[str]) -> list[str]:
+    """Put the FRESHET_ variables of an env file into the environment, behind what is there; the other arguments."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--env-file", default=os.environ.get("FRESHET_ENV_FILE") or None)
+    options, rest = first.parse_known_args(words)
+    if options.env_file is not None:
+        if not Path(options.env_file).is_file():
+            first.exit(2, f"replay: there is no env file {options.env_file}\n")
+        for name, value in dotenv_values(options.env_file).items():
+            if name.startswith("FRESHET_") and value is not None:
+                os.environ.setdefault(name, value)
+    return rest
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -62,15 +62,19 @@ def _add_checkpoints(checkpoints: argparse.ArgumentParser) -> None:
 
 
 def _run(settings: Settings, options: argparse.Namespace) -> int:
-    from worker.app import Start, run
-    from worker.checkpoint import CheckpointError
+    import structlog
+
     from worker.redact import secrets_of
-    from worker.source import SourceError
     from worker.telemetry import configure_logging
 
     if options.from_timestamp:
         settings = _starting_at(settings, options.from_timestamp)
     configure_logging(settings.log, secrets_of(settings))
+    structlog.get_logger("worker").info("starting")  # what follows takes seconds to import
+    from worker.app import Start, run
+    from worker.checkpoint import CheckpointError
+    from worker.source import SourceError
+
     start = Start(options.fresh, options.checkpoint, bool(options.from_timestamp))
     try:
         run(settings, start, drain=options.drain)
@@ -117,7 +121,8 @@ def _checkpoints(settings: Settings, options: argparse.Namespace) -> int:
     from worker.checkpoint import CheckpointError, CheckpointFolder
     from worker.checkpoint_view import find_checkpoint, list_checkpoints, prune_checkpoints, show_checkpoint
 
-    folder, console = CheckpointFolder(settings.checkpoint.dir, settings.checkpoint.keep), Console(soft_wrap=True)
+    folder = CheckpointFolder(settings.checkpoint.dir, settings.checkpoint.keep)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)  # names are whole in a pipe
     try:
         if options.action == "show":
             newest = next((saved.path.name for saved in folder.list()), "")

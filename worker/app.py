@@ -164,7 +164,7 @@ def _go_on_from(found: Found | None, state: WorkerState, source: KafkaSource, fo
 def _learner(settings: Settings, found: Found | None, telemetry: Telemetry) -> OnlineLearner:
     if found and found[0].header:
         with as_checkpoint_error(found[0].path):
-            check_compatible(found[0].path, found[1], found[0].header.model, settings.model)
+            check_compatible(found[0].path, found[1], found[0].header, settings.model)
     device = set_up_device(settings.runtime)
     telemetry.describe(version("freshet"), settings.model.family, str(device))
     warm_up(settings.model, device)

@@ -15,7 +15,8 @@ from kafka.errors import KafkaError
 from redis import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
-from worker.checkpoint import CheckpointFolder
+from model.config import ModelConfig
+from worker.checkpoint import CheckpointFolder, misfits
 from worker.device import find_device
 from worker.kafka_client import CLOSE_S, close_within, one_line, open_consumer
 from worker.keys import Keys
@@ -49,7 +50,7 @@ def run_checks(settings: Settings, out: TextIO) -> int:
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("kafka", lambda: check_kafka(settings.kafka)),
         ("redis", lambda: check_redis(settings)),
-        ("checkpoints", lambda: check_checkpoints(settings.checkpoint)),
+        ("checkpoints", lambda: check_checkpoints(settings.checkpoint, settings.model)),
         ("device", lambda: check_device(settings.runtime)),
     ]
     failed = False
@@ -171,7 +172,7 @@ def _hash(client: Redis, key: str) -> dict[str, str]:
 # ---- this machine
 
 
-def check_checkpoints(settings: CheckpointSettings) -> Iterator[Finding]:
+def check_checkpoints(settings: CheckpointSettings, model: ModelConfig) -> Iterator[Finding]:
     """The folder: can it be written, how much room is there, what is the newest checkpoint."""
     folder = settings.dir.resolve()
     there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -181,7 +182,7 @@ def check_checkpoints(settings: CheckpointSettings) -> Iterator[Finding]:
     free = shutil.disk_usage(there).free
     status: Status = "ok" if free >= _LITTLE_SPACE_BYTES else "warn"
     yield Finding(status, "checkpoints", f"{folder} can be written, {free / 1e9:.1f} GB free")
-    yield _newest(CheckpointFolder(folder, settings.keep))
+    yield _newest(CheckpointFolder(folder, settings.keep), model)
 
 
 def _write_problem(folder: Path) -> str | None:
@@ -196,13 +197,15 @@ def _write_problem(folder: Path) -> str | None:
     return None
 
 
-def _newest(folder: CheckpointFolder) -> Finding:
+def _newest(folder: CheckpointFolder, model: ModelConfig) -> Finding:
     saved = folder.list()
     if not saved:
         return Finding("ok", "checkpoints", "none yet: a worker starts with an empty model")
     newest = saved[0]
     if newest.header is None:
         return Finding("warn", "checkpoints", f"the newest of {len(saved)} is damaged: {newest.problem}")
+    if problems := misfits(newest.header, model.model_dump(mode="json")):
+        return Finding("FAIL", "checkpoints", f"{newest.path.name} does not fit the settings: {'; '.join(problems)}")
     age_s = time.time() - newest.header.created_ms / 1000
     detail = f"the newest of {len(saved)} is {newest.path.name}: {newest.header.records} records, {age_s:.0f} s old"
     return Finding("ok", "checkpoints", detail)

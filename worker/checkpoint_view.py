@@ -7,14 +7,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from worker.checkpoint import CheckpointError, CheckpointFolder, Header, Saved, load
 
 
 def list_checkpoints(folder: CheckpointFolder, console: Console, *, verify: bool) -> int:
     """One line each, newest first; with `verify` each is read whole. Returns 1 when one is damaged."""
-    table = Table("checkpoint", "saved (UTC)", "records", "MB", "positions", "state", box=None)
+    table = Table(Column("checkpoint", no_wrap=True), "saved (UTC)", "records", "MB", "positions", "state", box=None)
     damaged = 0
     for saved in _all(folder):
         problem = saved.problem or (_problem(saved) if verify else "")

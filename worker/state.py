@@ -7,13 +7,11 @@ from typing import Any
 
 from model.config import ModelConfig
 from model.learner import OnlineLearner
-from worker.checkpoint import FORMAT, CheckpointError, Header, now_ms
+from worker.checkpoint import FORMAT, CheckpointError, Header, misfits, now_ms
 from worker.ingest import Ingest
 from worker.outbox import Outbox
 from worker.source import Positions
 
-# A saved model cannot go on under another value of these: what it has learned or counted would not fit.
-_FIXED = ("family", "dim", "seen_items", "popularity_half_life", "negative_power")
 _CAPACITIES = {"user_capacity": "users", "item_capacity": "items"}
 
 
@@ -55,14 +53,10 @@ class WorkerState:
         self.outbox.load(state["outbox"])
 
 
-def check_compatible(path: Path, state: dict[str, Any], saved: dict[str, Any], now: ModelConfig) -> None:
+def check_compatible(path: Path, state: dict[str, Any], header: Header, now: ModelConfig) -> None:
     """CheckpointError that names both values where a checkpoint was made under settings that do not fit."""
     wanted = now.model_dump(mode="json")
-    problems = [
-        f"model.{name} is {wanted[name]!r} in the settings, but {saved.get(name)!r} in the checkpoint"
-        for name in _FIXED
-        if saved.get(name) != wanted[name]
-    ]
+    problems = misfits(header, wanted)
     for name, table in _CAPACITIES.items():
         held = int((state["learner"][table]["lengths"] >= 0).sum())
         if held > wanted[name]:

@@ -387,7 +387,7 @@ def test_what_does_not_shape_a_model_may_change_between_runs() -> None:
         sections = {name: type(getattr(now, name))(**values) for name, values in change.items() if name != "model"}
         if before is not None:
             saved, header = before.snapshot()
-            check_compatible(Path("checkpoint"), saved, header.model, now.model)
+            check_compatible(Path("checkpoint"), saved, header, now.model)
         state = ran(now.model_copy(update=sections), values[: 140 * part], going_on_from=before)
         saved, header = state.snapshot()
         assert inconsistencies(Saved(Path("checkpoint"), 1, 0, header), saved) == []
