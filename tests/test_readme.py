@@ -401,11 +401,11 @@ def test_every_log_line_that_is_named_is_written_somewhere() -> None:
 
 
 def test_the_settings_that_are_fixed_are_those_that_the_worker_refuses_to_change() -> None:
-    from worker import state
+    from worker import checkpoint
 
     (section,) = re.findall(r"### Change settings\n(.*?)###", text("docs/operations.md"), re.DOTALL)
     listed = re.findall(r"FRESHET_MODEL__(\w+)", section)
-    assert [name.lower() for name in listed] == list(state._FIXED)
+    assert [name.lower() for name in listed] == list(checkpoint.SHAPING)
 
 
 @pytest.fixture

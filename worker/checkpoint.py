@@ -73,14 +73,14 @@ class Saved:
 
 
 # A saved model cannot go on under another value of these: what it has learned or counted would not fit.
-_SHAPING = ("family", "dim", "seen_items", "popularity_half_life", "negative_power")
+SHAPING = ("family", "dim", "seen_items", "popularity_half_life", "negative_power")
 
 
 def misfits(header: Header, wanted: dict[str, Any]) -> list[str]:
     """What keeps a checkpoint from going on under the model's settings `wanted`; both values are named."""
     return [
         f"model.{name} is {wanted[name]!r} in the settings, but {header.model.get(name)!r} in the checkpoint"
-        for name in _SHAPING
+        for name in SHAPING
         if header.model.get(name) != wanted[name]
     ]
 

@@ -347,9 +347,9 @@ def test_every_setting_that_shaped_a_checkpoint_is_refused_with_both_values(
     make_worker: MakeWorker, send: Send
 ) -> None:
     """M7: all at once, then a capacity below what is held; nothing is loaded by half, nothing is written."""
-    from worker import state
+    from worker import checkpoint
 
-    assert set(FIXED) == set(state._FIXED)
+    assert set(FIXED) == set(checkpoint.SHAPING)
     send([encode(f"u{n}", f"i{n}") for n in range(200)])
     worker = make_worker()
     assert worker.start("run", "--drain").wait() == 0
