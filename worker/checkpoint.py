@@ -275,6 +275,8 @@ def _read_header(file: IO[bytes], path: Path) -> Header:
         raise CheckpointError(f"{path}: the header does not match its checksum")
     with as_checkpoint_error(path):
         fields = json.loads(text)
+        if not isinstance(fields["format"], int):
+            raise CheckpointError(f"{path}: no format number in its header")
         if fields["format"] != FORMAT:
             raise FormatError(f"{path}: format {fields['format']!r}, but this version reads format {FORMAT}")
         fields["positions"] = [(str(topic), int(partition), int(at)) for topic, partition, at in fields["positions"]]
