@@ -7,7 +7,15 @@ from typing import Any
 
 import structlog
 from kafka import TopicPartition
-from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from kafka.errors import (
+    BrokerResponseError,
+    CorruptRecordError,
+    KafkaError,
+    LogTruncationError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+    UnsupportedCompressionTypeError,
+)
 
 from worker.kafka_client import CLOSE_S, Opening, Throttle, close_within, one_line, open_consumer
 from worker.kafka_offsets import KafkaOffsets
@@ -67,6 +75,7 @@ class KafkaSource:
         self._gaps: list[Gap] = []
         self._idle_s = 0.0  # spent waiting in poll since the last record
         self._retry_s = 0.0
+        self._refused_s = float("-inf")  # when a poll last failed, and not because of a record
         self._closed = False
         self._may_log = Throttle()
 
@@ -150,11 +159,12 @@ class KafkaSource:
 
     @property
     def connected(self) -> bool:
-        """Whether all topics are there and the broker has answered in the last seconds."""
+        """Whether all topics are there, and the broker has answered in the last seconds and refused nothing."""
         return (
             self._consumer is not None
             and bool(self._moved_s)
             and not self._absent_topics
+            and time.monotonic() - self._refused_s > _SILENT_AFTER_S
             and self._offsets.answered_within(_SILENT_AFTER_S)
         )
 
@@ -333,10 +343,11 @@ class KafkaSource:
                 self._out_of_range([Partition(*at) for at in error.args[0]])
             elif isinstance(error, LogTruncationError):
                 self._truncated(error.divergent_offsets)
-            elif isinstance(error, KafkaError) and error.retriable:
-                self._weather("kafka_read_failed", error)
-            else:
+            elif _blames_a_record(error):
                 self._unreadable(error)
+            else:
+                self._refused_s = time.monotonic()
+                self._weather("kafka_read_failed", error)
         except (KafkaError, KeyError) as second:
             self._weather("kafka_offsets_not_known", second)
 
@@ -392,6 +403,13 @@ class KafkaSource:
         # kafka-python's errors do not say where they happened; it was where the reader is now.
         reading = self._consumer._fetcher._next_partition_records
         return Partition(*reading.topic_partition) if reading is not None else None
+
+
+def _blames_a_record(error: Exception) -> bool:
+    """Whether the error says that a record cannot be read, rather than that the broker cannot or will not serve."""
+    if isinstance(error, BrokerResponseError):
+        return isinstance(error, CorruptRecordError | UnsupportedCompressionTypeError)
+    return not (isinstance(error, KafkaError) and error.retriable)
 
 
 def _milliseconds(text: str) -> int:
