@@ -1,5 +1,6 @@
 """How this project talks to Redis: explicit limits, no hidden retries, errors told apart."""
 
+import ssl
 from typing import Any
 
 from redis import Redis
@@ -44,7 +45,7 @@ def connect(settings: RedisSettings) -> Redis:
     """A client (bytes in and out) that opens its connection at the first call and never retries by itself.
 
     One call is bounded by `timeout_s` for the connection and for each wait on the socket. SettingsError
-    for a URL with options that do not exist.
+    for a URL with options that do not exist, or authorities that cannot be read.
     """
     url = settings.url.get_secret_value()
     options: dict[str, Any] = {
@@ -56,7 +57,7 @@ def connect(settings: RedisSettings) -> Redis:
         "driver_info": None,
     }
     if settings.ssl_cafile and url.startswith("rediss://"):
-        options["ssl_ca_certs"] = settings.ssl_cafile
+        options["ssl_ca_certs"] = _authorities(settings.ssl_cafile)
     try:
         client = Redis.from_url(url, **options)
         pool = client.connection_pool
@@ -64,6 +65,15 @@ def connect(settings: RedisSettings) -> Redis:
     except (TypeError, ValueError) as error:
         raise SettingsError([f"{ENV_PREFIX}REDIS__URL: {mask_url(str(error))}"]) from None
     return client
+
+
+def _authorities(path: str) -> str:
+    """`path`, if it can be used: redis-py would tell at every call, as if the server were out of reach."""
+    try:
+        ssl.create_default_context(cafile=path)
+    except OSError as error:  # an SSLError is one too
+        raise SettingsError([f"{ENV_PREFIX}REDIS__SSL_CAFILE={path}: {error.strerror or error}"]) from None
+    return path
 
 
 def error_kind(error: Exception) -> str:

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model.config import ModelConfig
 from worker.events import FORGET
+from worker.field_map import FieldMap
 
 ENV_PREFIX = "FRESHET_"
 
@@ -134,6 +135,12 @@ class EventSettings(_Section):
     max_record_bytes: int = Field(1_000_000, ge=256, description="longer records are rejected")
     max_future_s: int = Field(86_400, ge=0, description="a timestamp further past the record's own is rejected")
     dedup_window: int = Field(100_000, ge=0, description="event ids remembered, at least; repeated ones are dropped")
+
+    @field_validator("fields")
+    @classmethod
+    def _places(cls, value: dict[str, str]) -> dict[str, str]:
+        FieldMap(value)  # raises for what is no place
+        return value
 
     @field_validator("types")
     @classmethod
