@@ -1,7 +1,7 @@
 # Everything a newcomer needs, and nothing installed outside .venv.
 #   make demo    the main job on MovieLens-100k, end to end
 #   make test    lint, types and tests (integration tests against real servers included)
-#   make faults  every fault, the slow ones too: servers and workers killed, frozen, cut off, filled up
+#   make faults  every fault, the slow ones too: servers and workers killed, frozen, cut off, filled up; records fuzzed
 #   make crash-matrix  KILLS=100 SEED=0: SIGKILL at random moments, and proof that nothing is lost or doubled
 #
 # TORCH_INDEX=<url>   take torch from this package index (for example PyTorch's CPU index); default: plain pip
@@ -15,6 +15,7 @@ STAMP := $(VENV)/.installed
 
 KILLS ?= 100
 SEED ?= 0
+FUZZ_SECONDS ?= 120
 
 .PHONY: help setup demo test lint format unit faults crash-matrix readme clean
 
@@ -45,6 +46,7 @@ unit: setup
 
 faults: setup
 	$(BIN)/python -m pytest -q -m faults
+	$(BIN)/python -m tests.fuzz_decode --seconds $(FUZZ_SECONDS)
 
 crash-matrix: setup
 	$(BIN)/python -m tests.faults.crash_matrix --kills $(KILLS) --seed $(SEED)

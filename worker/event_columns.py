@@ -20,7 +20,7 @@ SECONDS_BELOW, MILLISECONDS_BELOW, MICROSECONDS_BELOW = 10**11, 10**14, 10**17
 FLOAT32_BELOW = 2.0**128 - 2.0**103  # from here on a number becomes an infinite float32
 
 _MAX_ID_CHARACTERS = MAX_ID_BYTES // 4  # this many always fit: a character takes at most 4 bytes
-_MAX_ID_BITS = 850  # integers of more have over 256 digits
+_MAX_ID_BITS = 851  # integers of more have over 256 digits
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OUT_OF_RANGE = "is before 1970 or too large for a time"
 
