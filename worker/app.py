@@ -83,9 +83,10 @@ def run(settings: Settings, start: Start, *, drain: bool = False) -> None:
     newest checkpoint is sound, what is in memory may not be.
     """
     stopping = threading.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stopping.set())
+    _handle_signals(lambda *_: stopping.set())
     with ExitStack() as stack:
+        # While the interpreter ends, one more signal would kill it, and a good stop would look like a bad one.
+        stack.callback(_handle_signals, signal.SIG_IGN)
         folder = CheckpointFolder(settings.checkpoint.dir, settings.checkpoint.keep)
         folder.lock()
         stack.callback(folder.unlock)
@@ -96,6 +97,11 @@ def run(settings: Settings, start: Start, *, drain: bool = False) -> None:
         worker.publisher.start()
         worker.run(drain=drain)
         worker.stop()
+
+
+def _handle_signals(handler: Any) -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, handler)
 
 
 def assemble(
