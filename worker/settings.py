@@ -1,5 +1,6 @@
 """The worker's settings: from the environment (`FRESHET_KAFKA__TOPICS=…`) or an env file; frozen."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ from worker.events import FORGET
 from worker.field_map import FieldMap
 
 ENV_PREFIX = "FRESHET_"
+# A protocol before it is ignored, as other clients of Kafka do; an IPv6 address stands in brackets.
+_SERVER = re.compile(r"(\w+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s:/@\[\]]+)(:(?P<port>\d{1,5}))?")
 
 
 class SettingsError(ValueError):
@@ -65,6 +68,15 @@ class KafkaSettings(_Section):
     ssl_keyfile: str = Field("", description="key of the client certificate")
     ssl_password: SecretStr = Field(SecretStr(""), description="password of the client key")
     ssl_check_hostname: bool = Field(True, description="the broker's certificate must name its host")
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _servers(cls, value: str) -> str:
+        for server in value.split(","):
+            found = _SERVER.fullmatch(server.strip())
+            if found is None or not 1 <= int(found["port"] or 9092) <= 65_535:
+                raise ValueError("allowed: host:port, several separated by commas")
+        return value
 
     @field_validator("topics", mode="before")
     @classmethod

@@ -92,6 +92,9 @@ def test_what_kubernetes_puts_beside_a_service_called_freshet_is_no_setting(env)
         ("HTTP__PORT", "http", ["FRESHET_HTTP__PORT=http", "a whole number"]),
         ("KAFKA__ON_GAP", "maybe", ["FRESHET_KAFKA__ON_GAP=maybe", "continue | stop"]),
         ("KAFKA__START", "yesterday", ["FRESHET_KAFKA__START=yesterday", "earliest, latest or an ISO-8601 time"]),
+        ("KAFKA__BOOTSTRAP_SERVERS", "kafka:port", ["FRESHET_KAFKA__BOOTSTRAP_SERVERS=kafka:port", "host:port"]),
+        ("KAFKA__BOOTSTRAP_SERVERS", "a:9092,", ["FRESHET_KAFKA__BOOTSTRAP_SERVERS=a:9092,", "host:port"]),
+        ("KAFKA__BOOTSTRAP_SERVERS", "a:99999", ["FRESHET_KAFKA__BOOTSTRAP_SERVERS=a:99999", "host:port"]),
         ("KAFKA__TOPICS", "a,,b", ["FRESHET_KAFKA__TOPICS=a,,b", "a topic name is empty"]),
         ("KAFKA__SSL_CHECK_HOSTNAME", "jein", ["FRESHET_KAFKA__SSL_CHECK_HOSTNAME=jein", "true | false"]),
         ("MODEL__LEARNING_RATE", "0", ["FRESHET_MODEL__LEARNING_RATE=0", "a number above 0"]),
@@ -125,6 +128,12 @@ def test_a_mistake_is_one_line_that_names_the_variable(env, name: str, value: st
     assert "\n" not in problem
     for part in shown:
         assert part in problem
+
+
+@pytest.mark.parametrize("servers", ["a", "a:1, b-c.d_e:65535", "[::1]:9092", "SASL_SSL://pkc.cloud:9092", "用户:9092"])
+def test_brokers_are_named_in_the_usual_ways(env, servers: str) -> None:
+    env(KAFKA__BOOTSTRAP_SERVERS=servers)
+    assert load_settings().kafka.bootstrap_servers == servers
 
 
 def test_every_mistake_has_its_line(env) -> None:
