@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from tests.worker_process import WorkerProcess
 from worker.checkpoint import load
 
-pytestmark = [pytest.mark.faults, pytest.mark.integration]
+pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.slow]
 
 
 def saved_state(worker: WorkerProcess, number: int = 0) -> dict:
@@ -30,7 +30,6 @@ def records(worker: WorkerProcess) -> list[int]:
     return [saved.header.records for saved in worker.checkpoints() if saved.header]
 
 
-@pytest.mark.slow
 def test_a_rollback_reads_the_stream_again_and_ends_in_the_same_state(make_worker: MakeWorker, send: Send) -> None:
     """By number, and by a path outside the folder; it saves at once, so that a crash does not undo it."""
     values, _users, _ = clicks(1600)

@@ -155,6 +155,7 @@ def test_what_is_learned_after_a_snapshot_does_not_reach_it(family: str) -> None
 
 
 @integration
+@slow
 def test_checkpoints_that_are_written_while_ids_come_and_go_are_each_of_one_moment(
     make_worker: MakeWorker, send: Send
 ) -> None:
@@ -182,6 +183,7 @@ def test_checkpoints_that_are_written_while_ids_come_and_go_are_each_of_one_mome
 
 
 @integration
+@slow
 def test_a_thousand_users_in_a_table_of_a_hundred_inherit_nothing(
     make_worker: MakeWorker, send: Send, redis_client: Redis
 ) -> None:
@@ -343,6 +345,7 @@ FIXED = {
 
 
 @integration
+@slow
 def test_every_setting_that_shaped_a_checkpoint_is_refused_with_both_values(
     make_worker: MakeWorker, send: Send
 ) -> None:
@@ -453,6 +456,7 @@ def test_a_full_disk_is_told_and_survived(
 
 
 @integration
+@slow
 def test_a_folder_that_vanishes_is_told_and_used_again_when_it_is_back(
     make_worker: MakeWorker, send: Send, redis_client: Redis
 ) -> None:
@@ -475,6 +479,7 @@ def test_a_folder_that_vanishes_is_told_and_used_again_when_it_is_back(
 
 
 @integration
+@slow
 def test_a_folder_that_may_not_be_written_is_told_and_survived(
     make_worker: MakeWorker, send: Send, redis_client: Redis
 ) -> None:
@@ -505,6 +510,7 @@ def obey_permissions() -> None:
 
 
 @integration
+@slow
 def test_checkpoints_of_another_format_are_refused_by_name_and_never_passed_over(
     make_worker: MakeWorker, send: Send
 ) -> None:
@@ -534,6 +540,7 @@ def write_format(worker: WorkerProcess, number: int) -> Path:
 
 
 @integration
+@slow
 def test_a_state_that_is_not_what_a_checkpoint_holds_is_one_clear_error(make_worker: MakeWorker, send: Send) -> None:
     """Sound checksums, and something else inside."""
     send(clicks(100)[0])

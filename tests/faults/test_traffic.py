@@ -33,6 +33,7 @@ slow = pytest.mark.slow
 
 
 @integration
+@slow
 def test_a_topic_that_is_replayed_counts_once_also_across_a_restart(
     make_worker: MakeWorker, send: Send, redis_client: Redis
 ) -> None:
@@ -261,7 +262,10 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+LATE = {"host", "device", "authority", "authority of Redis"}  # found out when more has been loaded
+
+
+@pytest.mark.parametrize("wrong", [pytest.param(wrong, marks=[slow] * (wrong in LATE)) for wrong in WRONG])
 def test_a_wrong_setting_stops_the_start_with_its_name(make_idle: MakeWorker, wrong: str) -> None:
     """T6."""
     settings, shown = WRONG[wrong]

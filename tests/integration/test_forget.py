@@ -72,6 +72,8 @@ def test_what_it_clicks_afterwards_makes_a_new_user(make_worker: MakeWorker, sen
     eventually(lambda: redis_client.hmget(f"rec:user:{USER}", "events", "recent") == [b"2", b'["i8","i7"]'])
 
 
+@pytest.mark.faults
+@pytest.mark.slow
 def test_a_user_is_still_forgotten_after_a_crash(make_worker: MakeWorker, send: Send, redis_client: Redis) -> None:
     """Killed before the next save, it reads the event again; its key does not come back meanwhile."""
     values, users, _ = clicks(400)
@@ -93,6 +95,8 @@ def test_a_user_is_still_forgotten_after_a_crash(make_worker: MakeWorker, send: 
     assert published(redis_client, "user") == dict(users)
 
 
+@pytest.mark.faults
+@pytest.mark.slow
 def test_a_topic_that_is_not_there_is_told_and_not_made(make_worker: MakeWorker, broker: Broker, topic: str) -> None:
     done = forget(make_worker(), "--topic", f"{topic}-missing", USER)
     assert done.returncode == 2
