@@ -78,6 +78,19 @@ def test_however_the_records_come(seed: int, cuts: list[int]) -> None:
     assert differences(one_by_one[1].state(), together[1].state()) == []
 
 
+def test_a_worker_that_was_saved_in_between_ends_in_the_same_state() -> None:
+    """What was freed, drawn anew and counted by then is in the checkpoint."""
+    whole, first, second = took(stream(600), [50]), took(stream(600)[:337], [50]), ingest()
+    file = io.BytesIO()
+    torch.save([first[0].state(), first[1].state()], file)
+    file.seek(0)
+    for part, state in zip(second, torch.load(file, weights_only=True), strict=True):
+        part.load(state)
+    list(second[0].take(records(stream(600)[337:])))
+    assert differences(second[1].state(), whole[1].state()) == []
+    assert differences(second[0].state(), whole[0].state()) == []
+
+
 def test_it_is_the_same_as_forgetting_by_hand() -> None:
     clicks = [(f"u{n % 5}", f"i{n % 9}") for n in range(100)]
     values: list[bytes | None] = [encode(*click) for click in clicks]
