@@ -11,6 +11,7 @@ from redis import Redis
 from replay.local_stack import Broker, create_topic
 from tests.clicks import MakeWorker, Send, clicks, published
 from tests.faults.own_kafka import (
+    GROUP,
     admin,
     assert_learned,
     commit,
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 # A checkpoint is saved only at the start of a model, where these say, and at the stop.
 SELDOM = {"checkpoint__every_s": 3600, "checkpoint__every_events": 1_000_000}
+OTHER_CODECS = "gzip", "snappy", "lz4"
 QUICK = {"kafka__metadata_max_age_ms": 200}
 
 
@@ -67,6 +69,7 @@ def test_after_a_kill_reading_goes_on_where_the_checkpoint_says_whatever_is_comm
     assert committed(broker.bootstrap_servers, topic) == 1000
 
 
+@pytest.mark.slow
 def test_committed_offsets_only_grow_within_a_run(
     make_worker: MakeWorker, send: Send, broker: Broker, topic: str
 ) -> None:
@@ -113,6 +116,31 @@ def test_an_older_checkpoint_that_has_to_do_has_its_positions_committed_loudly(
     assert committed(broker.bootstrap_servers, topic) == 800
 
 
+@pytest.mark.slow
+@pytest.mark.apache_kafka
+def test_a_group_that_somebody_else_uses_holds_nothing_up(
+    make_worker: MakeWorker, send: Send, broker: Broker, topic: str
+) -> None:
+    """Its members' offsets are not ours to commit: told, and tried again until they are gone."""
+    values, users, items = clicks(300)
+    member = KafkaConsumer(topic, bootstrap_servers=broker.bootstrap_servers, group_id=GROUP, enable_auto_commit=False)
+    eventually(lambda: member.poll(100) or member.assignment(), 60, "a member of the group")
+    worker = make_worker(**SELDOM | {"checkpoint__every_events": 100}).start().wait_ready()
+    send(values[:200])
+    worker.wait_read(200)
+    eventually(lambda: saved_position(worker, topic) > 0, 60, worker.describe)
+    eventually(lambda: member.poll(10) or worker.logged("kafka_offsets_failed"), 60, worker.describe)
+    worker.wait_ready()
+    assert len(complaints(worker)) <= 3, complaints(worker)
+    member.close()
+    send(values[200:])
+    worker.wait_read(300)
+    eventually(lambda: (committed(broker.bootstrap_servers, topic) or 0) > 0, 60, worker.describe)
+    stopped(worker)
+    assert committed(broker.bootstrap_servers, topic) == 300
+    assert_learned(worker, users, items)
+
+
 # Topics that change.
 
 
@@ -141,6 +169,7 @@ def test_a_partition_that_is_added_is_read_from_its_beginning_without_a_restart(
     assert [saved_position(worker, topic, n) for n in range(3)] == [100, 100, 400]
 
 
+@pytest.mark.slow
 @pytest.mark.apache_kafka
 def test_a_topic_that_is_made_anew_with_fewer_records_is_read_whole(
     make_worker: MakeWorker, send: Send, broker: Broker, topic: str
@@ -192,6 +221,7 @@ def test_a_gap_is_counted_logged_and_passed(make_worker: MakeWorker, send: Send,
     assert saved_position(worker, topic) == 500
 
 
+@pytest.mark.slow
 def test_a_gap_stops_a_worker_that_must_not_lose_anything(
     make_worker: MakeWorker, send: Send, broker: Broker, topic: str
 ) -> None:
@@ -253,6 +283,7 @@ def test_a_record_that_is_no_json_is_rejected_once_and_passed(
     assert {headers["freshet-reason"] for _, headers in letters} == {"not_utf8"}
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 def test_a_tombstone_is_skipped_and_counted(make_worker: MakeWorker, send: Send, topic: str) -> None:
     """K8: alone in a poll, at the end, and among others."""
@@ -268,6 +299,7 @@ def test_a_tombstone_is_skipped_and_counted(make_worker: MakeWorker, send: Send,
     assert_learned(worker, users, items)
 
 
+@pytest.mark.slow
 def test_a_record_that_is_larger_than_a_fetch_is_rejected_and_passed(
     make_worker: MakeWorker, send: Send, broker: Broker, topic: str
 ) -> None:
@@ -288,6 +320,7 @@ def test_a_record_that_is_larger_than_a_fetch_is_rejected_and_passed(
     assert headers["freshet-truncated"] == str(len(huge))
 
 
+@pytest.mark.slow
 @pytest.mark.apache_kafka
 def test_records_without_a_time_or_from_the_far_future_do_no_harm(
     make_worker: MakeWorker, broker: Broker, topic: str, redis_client: Redis
@@ -318,7 +351,7 @@ def test_records_without_a_time_or_from_the_far_future_do_no_harm(
     assert_learned(worker, users, items)
 
 
-@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("codec", [*(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CODECS), "zstd"])
 def test_compressed_topics_are_learned(make_worker: MakeWorker, broker: Broker, topic: str, codec: str) -> None:
     """K14: all four codecs, by a default install."""
     values, users, items = clicks(400)
@@ -392,6 +425,7 @@ def end_of(broker: Broker, topic: str) -> int:
 # Dead letters that cannot be written.
 
 
+@pytest.mark.slow
 @pytest.mark.apache_kafka
 def test_dead_letters_without_a_topic_wait_in_a_bounded_buffer_and_hold_nothing_up(
     make_worker: MakeWorker, send: Send, broker: Broker, topic: str

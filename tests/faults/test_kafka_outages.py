@@ -208,6 +208,7 @@ def test_a_broker_that_is_killed_under_load_is_found_again(
     assert saved_position(worker, own_topic) == records
 
 
+@pytest.mark.slow
 def test_connections_that_are_cut_in_mid_answer_lose_nothing(
     make: MakeWorker, servers: str, own_topic: str, line: TcpProxy
 ) -> None:
@@ -228,6 +229,7 @@ def test_connections_that_are_cut_in_mid_answer_lose_nothing(
     assert committed(servers, own_topic) == 2000
 
 
+@pytest.mark.slow
 def test_a_step_that_is_longer_than_every_limit_loses_and_doubles_nothing(
     make: MakeWorker, servers: str, own_topic: str
 ) -> None:
@@ -254,6 +256,7 @@ def test_a_step_that_is_longer_than_every_limit_loses_and_doubles_nothing(
     assert committed(servers, own_topic) == saved_position(worker, own_topic) == 2000 * parts
 
 
+@pytest.mark.slow
 def test_a_line_on_which_every_piece_takes_long_is_slow_and_no_outage(
     make: MakeWorker, servers: str, own_topic: str, line: TcpProxy
 ) -> None:
@@ -272,6 +275,7 @@ def test_a_line_on_which_every_piece_takes_long_is_slow_and_no_outage(
 # Late and replaced.
 
 
+@pytest.mark.slow
 def test_a_worker_is_there_before_its_broker_and_its_broker_before_the_topic(
     make: MakeWorker, own_broker: LinedBroker, servers: str
 ) -> None:
@@ -296,7 +300,9 @@ def test_a_worker_is_there_before_its_broker_and_its_broker_before_the_topic(
     assert_learned(worker, users, items)
 
 
-@pytest.mark.parametrize("count_after", [50, 900], ids=["fewer records", "more records"])
+@pytest.mark.parametrize(
+    "count_after", [pytest.param(50, id="fewer records"), pytest.param(900, id="more records", marks=pytest.mark.slow)]
+)
 def test_a_broker_that_is_replaced_by_an_empty_one_is_read_from_its_beginning(
     make: MakeWorker, own_broker: LinedBroker, servers: str, own_topic: str, count_after: int
 ) -> None:
@@ -321,6 +327,7 @@ def test_a_broker_that_is_replaced_by_an_empty_one_is_read_from_its_beginning(
 # One partition.
 
 
+@pytest.mark.slow
 def test_a_partition_that_cannot_be_read_is_named_while_the_others_go_on(
     make: MakeWorker, own_broker: LinedBroker, servers: str, own_topic: str
 ) -> None:
