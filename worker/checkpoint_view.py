@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from worker.checkpoint import CheckpointError, CheckpointFolder, Header, Saved, load
+from worker.checkpoint import CheckpointError, CheckpointFolder, FormatError, Header, Saved, load
 
 
 def list_checkpoints(folder: CheckpointFolder, console: Console, *, verify: bool) -> int:
@@ -51,14 +51,18 @@ def show_checkpoint(path: Path, console: Console) -> int:
 
 
 def prune_checkpoints(folder: CheckpointFolder, console: Console, keep: int) -> int:
-    """Delete all but the `keep` newest sound ones; damaged ones go too, unless nothing would be left."""
-    sound = [saved for saved in _all(folder) if not (saved.problem or _problem(saved))]
+    """Delete all but the `keep` newest sound ones; damaged ones go too, unless nothing would be left.
+
+    What another version wrote stays, and so does what a worker saves while this looks at the folder.
+    """
+    there = [saved for saved in _all(folder) if not _is_foreign(saved)]
+    sound = [saved for saved in there if not (saved.problem or _problem(saved))]
     if not sound:
         raise CheckpointError(f"no checkpoint in {folder.path} is sound; nothing was deleted")
     kept = {saved.path for saved in sound[:keep]}
-    for saved in folder.list():
+    for saved in there:
         if saved.path not in kept:
-            saved.path.unlink()
+            saved.path.unlink(missing_ok=True)  # the worker's own retention may have been faster
             console.print(f"deleted {saved.path.name}")
     return 0
 
@@ -85,6 +89,17 @@ def _problem(saved: Saved) -> str:
     except CheckpointError as error:
         return str(error)
     return ""
+
+
+def _is_foreign(saved: Saved) -> bool:
+    """Whole or not, this version cannot know."""
+    try:
+        load(saved.path)
+    except FormatError:
+        return True
+    except CheckpointError:
+        pass
+    return False
 
 
 def _summary(saved: Saved) -> tuple[str, str, str, str]:

@@ -1,14 +1,17 @@
 """`python -m worker checkpoints`: what there is, whether it is sound, and what may go."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.clicks import clicks
 from tests.offline import ran, small_settings
 from worker.__main__ import main
-from worker.checkpoint import CheckpointFolder, Saved
+from worker.checkpoint import FORMAT, CheckpointFolder, Saved
+from worker.checkpoint_view import prune_checkpoints
 from worker.config_view import ENV_FILE_VARIABLE
 from worker.events import encode_forget
 
@@ -118,6 +121,33 @@ def test_prune_deletes_nothing_when_nothing_is_sound(saved: list[Saved], capsys:
         flip(each.path)
     assert "no checkpoint in" in told(capsys, "prune", "--keep", "1", code=2)
     assert all(each.path.exists() for each in saved)
+
+
+def test_prune_leaves_what_another_version_wrote(saved: list[Saved], capsys: pytest.CaptureFixture[str]) -> None:
+    header = saved[0].header
+    assert header
+    other = CheckpointFolder(saved[0].path.parent, 10).save({}, replace(header, format=FORMAT + 1)).path
+    assert names(told(capsys, "prune", "--keep", "1")) == [saved[1].path.name, saved[2].path.name]
+    assert other.exists()
+    assert f"format {FORMAT + 1}, but this version reads format {FORMAT}" in " ".join(told(capsys, code=1).split())
+
+
+class SavedMeanwhile(CheckpointFolder):
+    """A folder in which a worker saves, and drops the oldest, right after it was looked at."""
+
+    def list(self) -> list[Saved]:
+        found = super().list()
+        newest = self.path / f"checkpoint-{found[0].serial + 1:010}.pt"
+        newest.write_bytes(found[0].path.read_bytes())
+        found[-1].path.unlink()
+        return found
+
+
+def test_prune_never_deletes_what_a_running_worker_saves_meanwhile(saved: list[Saved]) -> None:
+    folder = SavedMeanwhile(saved[0].path.parent, 10)
+    assert prune_checkpoints(folder, Console(), 1) == 0
+    there = sorted(path.name for path in folder.path.glob("*.pt"))
+    assert there == [saved[0].path.name, "checkpoint-0000000004.pt"]
 
 
 @pytest.mark.parametrize("action", ["list", "show", "verify", "prune"])
