@@ -42,9 +42,10 @@ def all_states(worker: WorkerProcess) -> list[tuple[Saved, dict]]:
 
 
 def records_saved(worker: WorkerProcess) -> int:
-    header = worker.checkpoints()[0].header
-    assert header
-    return header.records
+    saved = worker.checkpoints()
+    assert saved
+    assert saved[0].header
+    return saved[0].header.records
 
 
 # ---- M1: killed while it saves, or the newest file damaged
