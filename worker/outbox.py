@@ -150,6 +150,42 @@ class RowSet:
         return there
 
 
+class PublishedItems:
+    """What Redis has of each item row: its vector (NaN = not at all) and its count of clicks."""
+
+    def __init__(self) -> None:
+        self._vectors: Float32 = np.empty((0, 0), np.float32)
+        self._clicks = np.empty(0, np.int64)
+
+    def changed(self, vectors: Float32, clicks: npt.NDArray[np.int64], tolerance: float) -> Int32:
+        """Rows, ascending, that were clicked since, or moved by more than `tolerance` of the vector's length.
+
+        vectors: (n, dim) and clicks: (n,) as they are now.
+        """
+        self._grow(vectors)
+        moved = np.linalg.norm(vectors - self._vectors[: len(vectors)], axis=1)
+        near = moved <= tolerance * np.linalg.norm(vectors, axis=1)  # False for NaN
+        return np.flatnonzero(~near | (clicks != self._clicks[: len(clicks)])).astype(np.int32)
+
+    def note(self, rows: Int32, vectors: Float32, clicks: npt.NDArray[np.int64]) -> None:
+        """The vectors and clicks of `rows` have been handed over."""
+        self._vectors[rows], self._clicks[rows] = vectors, clicks
+
+    def forget(self, rows: Int32) -> None:
+        """`rows` are not there any more."""
+        self._vectors[rows[rows < len(self._vectors)]] = np.nan
+
+    def clear(self) -> None:
+        """Nothing is there any more."""
+        self._vectors.fill(np.nan)
+
+    def _grow(self, vectors: Float32) -> None:
+        if (there := len(self._vectors)) < len(vectors):
+            grown = np.full((max(2 * len(vectors), 1024), vectors.shape[1]), np.nan, np.float32)
+            grown[:there] = self._vectors.reshape(there, vectors.shape[1])
+            self._vectors, self._clicks = grown, np.concatenate([self._clicks, np.zeros(len(grown) - there, np.int64)])
+
+
 class Outbox:
     """Between the learner and the publisher. `version` counts the publishing chunks over the model's whole life.
 
@@ -182,7 +218,7 @@ class Outbox:
         self._users_in_redis, self._items_in_redis = RowSet(), RowSet()  # or maybe
         self._texts: list[bytes] = []  # by item row: its id as JSON
         self._stale_texts: set[int] = set()
-        self._published_items: Float32 | None = None  # (rows, dim) as Redis has them; NaN = not at all
+        self._published_items = PublishedItems()
         self._items_due_s = self._heartbeat_due_s = float("-inf")
         self._quiet_row = 1  # next user row of the background round
         self._quiet_allowance = 0.0
@@ -205,7 +241,7 @@ class Outbox:
         if taken.forgotten and len(self._removed_users) < _FORGOTTEN_KEPT:
             self._removed_users[taken.forgotten] = None
         for rows, ids in taken.observed.evicted_items:
-            self._forget_published(rows)
+            self._published_items.forget(rows)
             self._stale_texts.update(rows.tolist())
             self._removed_items.update(_chosen(ids, self._items_in_redis.take(rows)))
             self.evicted["items"] += len(ids)
@@ -279,7 +315,7 @@ class Outbox:
         log.info("publishing", epoch=self._publisher.epoch, users=len(self._learner.users))
 
     def _publish_everything_again(self) -> None:
-        self._published_items = None
+        self._published_items.clear()
         self._quiet_row, self._left_to_round, self._round_from = 1, {"users", "items"}, self.version + 1
         self._items_due_s = float("-inf")
 
@@ -364,43 +400,23 @@ class Outbox:
         self._publisher.submit(self._removing)
 
     def _hand_over_items(self, now_ms: int) -> bool:
-        """Items that moved, and the popularity list; True when that was all of them."""
+        """Items that changed, and the popularity list; True when that was all of them."""
         if not (self._publisher.ready_for(ItemVectors) and self._publisher.ready_for(Popular)):
             return False
         vectors = self._learner.item_vectors()
-        known = self._known_items(vectors)
-        rows = self._moved(vectors, known)
+        clicks = self._learner.sampler.clicks[: len(vectors)]
+        rows = self._published_items.changed(vectors, clicks, self._settings.item_tolerance)
+        rows = rows[self._learner.items_live(rows)]
         part = rows[:_ITEMS_AT_ONCE]
         if len(part):
             self.version += 1
-            clicks = self._learner.sampler.clicks[part]
-            ids = self._learner.item_ids(part)
             self._items_in_redis.add(part)
-            self._publisher.submit(ItemVectors(ids, vectors[part], clicks, self.version, now_ms))
-            known[part] = vectors[part]
+            ids = self._learner.item_ids(part)
+            self._publisher.submit(ItemVectors(ids, vectors[part], clicks[part], self.version, now_ms))
+            self._published_items.note(part, vectors[part], clicks[part])
         self._publisher.submit(self._popular())
         self.items_backlog = len(rows) - len(part)
         return not self.items_backlog
-
-    def _known_items(self, vectors: Float32) -> Float32:
-        known = self._published_items
-        if known is None or len(known) < len(vectors):
-            grown = np.full((max(2 * len(vectors), 1024), vectors.shape[1]), np.nan, np.float32)
-            if known is not None:
-                grown[: len(known)] = known
-            self._published_items = known = grown
-        return known
-
-    def _moved(self, vectors: Float32, known: Float32) -> Int32:
-        """Rows whose vector moved by more than the tolerance since it was published, in row order."""
-        moved = np.linalg.norm(vectors - known[: len(vectors)], axis=1)
-        limit = self._settings.item_tolerance * np.linalg.norm(vectors, axis=1)
-        rows = np.flatnonzero(~(moved <= limit)).astype(np.int32)  # NaN: not published yet
-        return rows[self._learner.items_live(rows)]
-
-    def _forget_published(self, rows: Int32) -> None:
-        if self._published_items is not None:
-            self._published_items[rows[rows < len(self._published_items)]] = np.nan
 
     def _popular(self) -> Popular:
         counts = self._learner.popularity.counts(self._learner.items.rows)

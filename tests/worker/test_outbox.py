@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.outbox import TouchedUsers, positions_from_json, positions_json
+from worker.outbox import PublishedItems, TouchedUsers, positions_from_json, positions_json
 from worker.source import Partition
 
 marks = st.lists(st.lists(st.integers(1, 3000), max_size=20), max_size=30)
@@ -64,3 +64,18 @@ def test_positions_are_published_as_plain_json() -> None:
     assert json.loads(text) == {"clicks": {"0": 5, "1": 7}, "ü": {"0": 2**40}}
     assert positions_from_json(text) == positions
     assert positions_from_json(b"") == {}
+
+
+def test_items_go_out_again_when_they_were_clicked_or_moved_by_more_than_the_tolerance() -> None:
+    there, vectors, clicks = PublishedItems(), np.ones((4, 3), np.float32), np.array([0, 5, 5, 5])
+    everything = rows([0, 1, 2, 3])
+    assert there.changed(vectors, clicks, 0.01).tolist() == everything.tolist()
+    there.note(everything, vectors, clicks)
+    assert there.changed(vectors, clicks, 0.01).tolist() == []
+    clicks = clicks + np.array([0, 1, 0, 0])  # its vector hardly moved, but readers see the count
+    vectors = vectors * np.array([[1], [1.001], [1.001], [1.1]], np.float32)
+    assert there.changed(vectors, clicks, 0.01).tolist() == [1, 3]
+    there.forget(rows([2, 9000]))
+    assert there.changed(vectors, clicks, 0.01).tolist() == [1, 2, 3]
+    there.clear()
+    assert there.changed(vectors, clicks, 0.01).tolist() == everything.tolist()
