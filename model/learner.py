@@ -23,7 +23,7 @@ from model.id_table import IdTable
 from model.kernels import compacted
 from model.metrics import Prequential
 from model.popularity import Popularity
-from model.ranking import rank
+from model.ranking import RankListener, rank
 from model.sampling import NegativeSampler, ReplayBuffer, block_seen, generator
 from model.state import State
 
@@ -77,6 +77,7 @@ class OnlineLearner:
         self.steps = 0
         self.micro_batch_size = config.micro_batch_size or config.batch_size * (1 + config.replay)
         self.figures = StepFigures()
+        self.listener: RankListener | None = None
         self._ranked_share, self._clock = ranked_share, clock
         self._pending = _Pending(config.batch_size)
 
@@ -231,8 +232,11 @@ class OnlineLearner:
                 events.users, self.log.window(events.users, events.positions, self.config.history)
             )
             items = self.family.item_vectors(slice(0, self.items.rows))
-            ranks = rank(users, items, events, self._tensor(first_seen), seen)
+            wanted = self.listener.top if self.listener else 0
+            ranks, top = rank(users, items, events, self._tensor(first_seen), seen, wanted)
             self.metrics.add(ranks[ranked], popular[ranked])
+            if self.listener:
+                self.listener.ranked(events.where(ranked), ranks[ranked], popular[ranked], top[ranked])
 
     def _step(self, events: PastEvents) -> None:
         rng = generator(self.config.seed, "step", self.steps)
