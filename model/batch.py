@@ -73,11 +73,12 @@ class TrainingBatch:
     negative_log_q: Tensor  # (K,)
     blocked: Tensor  # (B, K) the negative is none for this sample
     weights: Tensor  # (B,)
+    neighbours: Tensor  # (M, K) of the first M item rows, which are those that the columns above name
 
     def __len__(self) -> int:
         return len(self.weights)
 
     def part(self, start: int, stop: int) -> "TrainingBatch":
-        """Samples `start` up to, not including, `stop`; the rows and negatives are shared."""
+        """Samples `start` up to, not including, `stop`; the rows, negatives and neighbours are shared."""
         samples = ("users", "history", "present", "positives", "positive_log_q", "blocked", "weights")
         return replace(self, **{name: getattr(self, name)[start:stop] for name in samples})

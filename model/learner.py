@@ -201,7 +201,8 @@ class OnlineLearner:
         """Score and learn the filling mini-batch, full or not. In this order:
 
         1. rank each event among the items that were there and unseen, by the model and by popularity;
-        2. count the events' items; 3. one optimizer step, replayed events beside; 4. keep the events for replay.
+        2. count the events' items; 3. one optimizer step, replayed events beside; 4. tell the family of the events;
+        5. keep them for replay.
         """
         events = self._pending.take()
         if not len(events):
@@ -212,6 +213,7 @@ class OnlineLearner:
         positive = events.weights > 0
         self.sampler.count(events.items[positive])
         self._step(events)
+        self.family.observe(events, self.log)
         # An event that cannot be learned must not come back with every replay.
         self.replay.add(events.where((events.weights != 0) & np.isfinite(events.weights)))
         self.figures.seconds.append(self._clock() - began)
@@ -228,12 +230,10 @@ class OnlineLearner:
         first_seen = self.first_seen[: self.items.rows]
         popular = self.popularity.rank_and_add(events.items, positive, events.sequence, first_seen, seen, ranked)
         if ranked.any():
-            users = self._user_vectors(
-                events.users, self.log.window(events.users, events.positions, self.config.history)
-            )
-            items = self.family.item_vectors(slice(0, self.items.rows))
+            history = self.log.window(events.users, events.positions, self.config.history)
+            scores = self.family.full_scores(self._tensor(events.users), self._tensor(history), self.items.rows)
             wanted = self.listener.top if self.listener else 0
-            ranks, top = rank(users, items, events, self._tensor(first_seen), seen, wanted)
+            ranks, top = rank(scores, events, self._tensor(first_seen), seen, wanted)
             self.metrics.add(ranks[ranked], popular[ranked])
             if self.listener:
                 self.listener.ranked(events.where(ranked), ranks[ranked], popular[ranked], top[ranked])
@@ -272,6 +272,9 @@ class OnlineLearner:
         blocked |= negatives == 0
         everything = np.concatenate([history.reshape(-1), both.items, negatives])
         item_rows, local = compacted(everything, self.items.rows)
+        mentioned, near = len(item_rows), self.family.neighbours(item_rows)
+        # The rows mentioned so far come first and are distinct, so they keep their numbers.
+        item_rows, numbers = compacted(np.concatenate([item_rows, near.reshape(-1)]), self.items.rows)
         user_rows, users = compacted(both.users, self.users.rows)
         shape = (history.size, history.size + len(both))
         return TrainingBatch(
@@ -286,6 +289,7 @@ class OnlineLearner:
             negative_log_q=self._tensor(self.sampler.log_expected(negatives, len(negatives))),
             blocked=self._tensor(blocked),
             weights=self._tensor(both.weights),
+            neighbours=self._tensor(numbers[mentioned:].reshape(near.shape)),
         )
 
     # --- all of it, to be saved ----------------------------------------------------------------------------

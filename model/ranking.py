@@ -24,21 +24,20 @@ class RankListener(Protocol):
 
 
 def rank(
-    users: Tensor, items: Tensor, events: PastEvents, first_seen: Tensor, seen: tuple[Int32, Int64], top: int = 0
+    scores: Tensor, events: PastEvents, first_seen: Tensor, seen: tuple[Int32, Int64], top: int = 0
 ) -> tuple[Int64, Int32]:
     """0-based ranks (B,) of the events' items and the `top` best item rows (B, top), 0 where there are no more.
 
     A rank of -1 is a miss: an item that was new, or already clicked by the user.
 
-    users (B, dim), items (rows, dim): vectors. first_seen (rows,): number of the event an item appeared with.
+    scores (B, rows): of all items, written over. first_seen (rows,): number of the event an item appeared with.
     seen: items each user had clicked before the event (flat) and where each event's part ends (B,). Candidates
     are the items that appeared before the event and that the user had not clicked; a tie goes to the item that
     appeared earlier.
     """
-    device = users.device
+    device = scores.device
     ends = torch.from_numpy(seen[1])
     of_event = torch.repeat_interleave(torch.arange(len(ends)), torch.diff(ends, prepend=ends.new_zeros(1)))
-    scores = users @ items.T  # (B, rows)
     appeared = first_seen.unsqueeze(0) < torch.from_numpy(events.sequence).to(device).unsqueeze(1)
     scores.masked_fill_(~appeared, float("-inf"))
     scores[of_event.to(device), torch.from_numpy(seen[0]).to(device)] = float("-inf")

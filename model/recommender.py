@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from model.adam import Adam
-from model.batch import Int32, TrainingBatch
+from model.batch import Int32, PastEvents, TrainingBatch
 from model.config import ModelConfig
+from model.history import ClickLog
 from model.losses import sampled_softmax, weighted
 from model.state import State
 from model.tables import EmbeddingTable
@@ -47,6 +49,18 @@ class Recommender(ABC):
     def score(self, tables: Leaves, users: Tensor, items: Tensor) -> Tensor:
         """Scores (B, n) of item rows `items` (n,) for represented `users` (B, d)."""
         return torch.addmm(tables["bias"][items, 0], users, tables["items"][items].T)
+
+    @torch.no_grad()
+    def full_scores(self, users: Tensor, history: Tensor, item_rows: int) -> Tensor:
+        """Scores (B, item_rows) of all items for user rows (B,) with histories (B, L); if exact, what is published."""
+        return self.user_vectors(users, history) @ self.item_vectors(slice(0, item_rows)).T
+
+    def observe(self, events: PastEvents, log: ClickLog) -> None:  # noqa: B027
+        """See the events of a mini-batch, in order, after they were learned; most families need not."""
+
+    def neighbours(self, rows: Int32) -> Int32:
+        """Item rows (n, K) that the vectors of item `rows` (n,) are made of too, 0 = none; K = 0 for most families."""
+        return np.empty((len(rows), 0), np.int32)
 
     def grow(self, user_rows: int, item_rows: int) -> None:
         """Hold at least so many rows."""

@@ -49,7 +49,7 @@ def test_ranks_follow_the_protocol() -> None:
     events, first_seen, before = stream()
     users = torch.randint(0, 2, (EVENTS, 3)).float()  # few values: many ties
     items = torch.randint(0, 2, (ITEMS, 3)).float()
-    ranks, _ = rank(users, items, events, torch.from_numpy(first_seen), flat(before))
+    ranks, _ = rank(users @ items.T, events, torch.from_numpy(first_seen), flat(before))
     scores = (users @ items.T).numpy()
     wanted = [expected(int(i), n + 1, scores[n], first_seen, before[n]) for n, i in enumerate(events.items)]
     assert ranks.tolist() == wanted
@@ -60,7 +60,7 @@ def test_ranks_follow_the_protocol() -> None:
 def test_the_best_rows_are_those_that_come_first_by_score() -> None:
     events, first_seen, before = stream()
     users, items = torch.randn(EVENTS, 3), torch.randn(ITEMS, 3)
-    _, best = rank(users, items, events, torch.from_numpy(first_seen), flat(before), 10)
+    _, best = rank(users @ items.T, events, torch.from_numpy(first_seen), flat(before), 10)
     scores = (users @ items.T).numpy()
     for n in range(EVENTS):
         candidates = [i for i in range(1, ITEMS) if first_seen[i] < n + 1 and i not in before[n]]
