@@ -18,6 +18,7 @@ from replay import arguments, demo, kafka_client, progress, runner
 from replay.datasets import Dataset, DatasetError, delimited, movielens
 from replay.datasets.synthetic import Synthetic
 from replay.kafka_client import KafkaUnavailableError
+from replay.lines import LineWriter
 from replay.pacing import EventTime, FixedRate, Pacer, Unpaced
 from replay.producer import DeliveryError, EventProducer
 from replay.runner import Outcome
@@ -80,7 +81,8 @@ def _movielens(options: argparse.Namespace) -> Dataset:
 
 
 def _file(options: argparse.Namespace) -> Dataset:
-    return delimited.load(options.path, options.columns, options.delimiter, not options.no_header)
+    header, skip = not options.no_header, options.skip_bad_lines
+    return delimited.load(options.path, options.columns, options.delimiter, header, skip, _say)
 
 
 def _synthetic(options: argparse.Namespace) -> Dataset:
@@ -102,6 +104,8 @@ def _synthetic(options: argparse.Namespace) -> Dataset:
 def _replay(options: argparse.Namespace) -> int:
     dataset: Dataset = options.load(options)
     selection = _selection(options, dataset)
+    if options.stdout:
+        return _write(options, dataset, selection)
     security = kafka_client.security_options()
     partitions = options.partitions if options.create_topic else None
     kafka_client.ensure_topic(options.bootstrap_servers, options.topic, partitions, **security)
@@ -117,6 +121,14 @@ def _replay(options: argparse.Namespace) -> int:
     if outcome.interrupted:
         return INTERRUPTED
     return OK if outcome.error is None else FAILED
+
+
+def _write(options: argparse.Namespace, dataset: Dataset, selection: Selection) -> int:
+    lines = LineWriter(sys.stdout.buffer)
+    outcome = runner.replay(dataset, selection, _pacer(options), lines, lambda _: None, options.event_type)
+    if outcome.error is not None:
+        _say(outcome.error)
+    return INTERRUPTED if outcome.interrupted else OK if outcome.error is None else FAILED
 
 
 def _send_items(options: argparse.Namespace, dataset: Dataset) -> None:
@@ -200,6 +212,7 @@ def _add_file(command: argparse.ArgumentParser) -> None:
     )
     add("--delimiter", type=arguments.delimiter, help="between columns, \\t for a tab (default: found out)")
     add("--no-header", action="store_true", help="the first line is data already")
+    add("--skip-bad-lines", action="store_true", help="leave lines out that cannot be read, and say how many")
 
 
 def _add_synthetic(command: argparse.ArgumentParser) -> None:
@@ -243,6 +256,7 @@ def _add_choice(group: argparse._ActionsContainer) -> None:
     add("--min-rating", type=arguments.finite, metavar="R", help="only events whose rating (value) is R or more")
     add("--loop", action="store_true", help="begin again at the end, until Ctrl-C")
     add("--event-type", metavar="TYPE", help="of all events (default: the data's own, else click)")
+    add("--stdout", action="store_true", help="write the records to standard output, one a line; Kafka is left alone")
 
 
 def _add_kafka(group: argparse._ActionsContainer) -> None:

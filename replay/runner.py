@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from replay.datasets import Dataset, DatasetError, Interaction, Item
 from replay.pacing import Pacer
@@ -14,6 +14,28 @@ from replay.stream import Selection
 from worker.events import encode
 
 _INTERRUPTED_FLUSH_S = 10.0
+
+
+class Sink(Protocol):
+    """Where events go: `EventProducer` sends them to Kafka, `LineWriter` writes them down."""
+
+    @property
+    def delivered(self) -> int:
+        """Events that have arrived."""
+        ...
+
+    @property
+    def next_number(self) -> int | None:
+        """Number of the first event that has not arrived, if there is one."""
+        ...
+
+    def send(self, number: int, key: str, value: bytes) -> None:
+        """Hand an event over. Raises DeliveryError."""
+        ...
+
+    def flush(self, timeout_s: float = ...) -> None:
+        """Wait until everything has arrived. Raises DeliveryError."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +57,7 @@ def replay(
     dataset: Dataset,
     selection: Selection,
     pacer: Pacer,
-    producer: EventProducer,
+    producer: Sink,
     advance: Advance,
     event_type: str | None = None,
     watch: Callable[[Interaction], None] = lambda _: None,
@@ -89,7 +111,7 @@ def _wait(dataset: Dataset, number: int, event: Interaction, pacer: Pacer) -> No
         raise DatasetError(f"{dataset.name}, interaction {number}: {error}") from error
 
 
-def _last_flush(producer: EventProducer) -> str | None:
+def _last_flush(producer: Sink) -> str | None:
     try:
         producer.flush(_INTERRUPTED_FLUSH_S)
     except DeliveryError as failure:

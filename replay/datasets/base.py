@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+NO_TIME = -1
 _BLOCK = 8192  # rows turned into Python objects at once
 
 
@@ -76,7 +77,7 @@ class Table:
     name: str
     users: NDArray[Any]  # (N,) integers or strings
     item_ids: NDArray[Any]  # (N,) integers or strings
-    timestamps_ms: NDArray[np.int64] | None  # (N,)
+    timestamps_ms: NDArray[np.int64] | None  # (N,) NO_TIME = absent
     values: NDArray[np.floating[Any]] | None = None  # (N,) not a number = absent
     event_types: NDArray[np.object_] | None = None  # (N,)
     event_ids: NDArray[np.object_] | None = None  # (N,)
@@ -97,7 +98,7 @@ class Table:
         rows = slice(first, first + _BLOCK)
         yield map(str, self.users[rows].tolist())
         yield map(str, self.item_ids[rows].tolist())
-        yield repeat(None) if self.timestamps_ms is None else self.timestamps_ms[rows].tolist()
+        yield repeat(None) if self.timestamps_ms is None else map(_timed, self.timestamps_ms[rows].tolist())
         yield repeat(None) if self.values is None else map(_present, self.values[rows].tolist())
         yield repeat(None) if self.event_types is None else self.event_types[rows].tolist()
         yield repeat(None) if self.event_ids is None else self.event_ids[rows].tolist()
@@ -105,12 +106,14 @@ class Table:
     def index_at(self, timestamp_ms: int) -> int:
         if self.timestamps_ms is None:
             raise DatasetError(f"{self.name} has no timestamps to start at")
-        return int(np.searchsorted(self.timestamps_ms, timestamp_ms))
+        return int(np.searchsorted(_filled(self.timestamps_ms), timestamp_ms))
 
     def in_time_order(self) -> "Table":
-        """The same rows by time; rows of the same time stay in their order."""
-        times = self.timestamps_ms
-        if times is None or bool(np.all(times[1:] >= times[:-1])):
+        """The same rows by time; rows of the same time stay in their order, one without a time behind its neighbour."""
+        if self.timestamps_ms is None:
+            return self
+        times = _filled(self.timestamps_ms)
+        if bool(np.all(times[1:] >= times[:-1])):
             return self
         order = np.argsort(times, kind="stable")
         optional = {name: getattr(self, name) for name in ("values", "event_types", "event_ids")}
@@ -119,9 +122,19 @@ class Table:
             self,
             users=self.users[order],
             item_ids=self.item_ids[order],
-            timestamps_ms=times[order],
+            timestamps_ms=self.timestamps_ms[order],
             **taken,
         )
+
+
+def _filled(times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(N,) Where a row has no time, that of the nearest row before it that has one; 0 without one."""
+    newest = np.maximum.accumulate(np.where(times == NO_TIME, -1, np.arange(len(times))))
+    return np.where(newest < 0, 0, times[newest])
+
+
+def _timed(time_ms: int) -> int | None:
+    return None if time_ms == NO_TIME else time_ms
 
 
 def _present(value: float) -> float | None:

@@ -4,7 +4,7 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from replay.datasets.base import DatasetError, Table
+from replay.datasets.base import NO_TIME, DatasetError, Table
 from replay.datasets.files import DataFile, decode, plain_file
 
 FIELDS = ("user_id", "item_id", "timestamp", "value", "event_type", "event_id")
@@ -39,6 +39,7 @@ class Layout:
     columns: Mapping[str, str]  # field -> name of its column; its number, from 1, without a header
     delimiter: str
     header: bool = True
+    skip_bad_lines: bool = False  # such with too many columns
 
 
 def parse_columns(text: str) -> dict[str, str]:
@@ -56,11 +57,15 @@ def load(
     columns: Mapping[str, str] | None = None,
     delimiter: str | None = None,
     header: bool = True,
+    skip_bad_lines: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Table:
     """A delimited file in time order, in file order where it has no times.
 
     `columns` None recognises common names in the header; `delimiter` None finds it out. Times are numbers
-    (seconds, milliseconds or microseconds by magnitude) or ISO-8601. Raises DatasetError.
+    (seconds, milliseconds or microseconds by magnitude) or ISO-8601. An empty cell of a column other than the ids
+    is absent; a row without a time stays behind the row before it. A line that cannot be read raises DatasetError,
+    or is left out with `skip_bad_lines`; `say` is told how many were.
     """
     file = plain_file(path)
     first = file.first_line()
@@ -68,8 +73,15 @@ def load(
     names = _split(first, delimiter)
     if not header:
         names = [str(number) for number in range(1, len(names) + 1)]
-    layout = Layout(_map(file, names, columns, header), delimiter, header)
-    return _table(file, layout, _frame(file, layout, names)).in_time_order()
+    layout = Layout(_map(file, names, columns, header), delimiter, header, skip_bad_lines)
+    frame = _frame(file, layout, names)
+    fields = _fields(frame)
+    bad = np.any([field.wrong for field in fields.values()], axis=0)
+    if skip_bad_lines:
+        _say_what_is_skipped(file, layout, len(frame), bad, say)
+    elif bad.any():
+        _fail(file, layout, fields, int(np.argmax(bad)))
+    return _table(file, {name: field.clean[~bad] for name, field in fields.items()}).in_time_order()
 
 
 def _split(line: str, delimiter: str) -> list[str]:
@@ -106,7 +118,9 @@ def _frame(file: DataFile, layout: Layout, names: list[str]) -> pd.DataFrame:
         frame = _read(file, layout, names, "latin-1")
     except ValueError as error:
         raise _unreadable(file, layout, len(names), error) from error
-    return pd.DataFrame({field: frame[column] for field, column in layout.columns.items()})
+    short = _cut_short(file, layout, names, frame)
+    mapped = {field: frame[column].mask(short, np.nan) for field, column in layout.columns.items()}
+    return pd.DataFrame(mapped)  # not a number, where the line ends too early: pandas takes the rest for empty
 
 
 def _read(file: DataFile, layout: Layout, names: list[str], encoding: str) -> pd.DataFrame:
@@ -125,7 +139,19 @@ def _read(file: DataFile, layout: Layout, names: list[str], encoding: str) -> pd
             keep_default_na=False,
             quoting=csv.QUOTE_NONE if several else csv.QUOTE_MINIMAL,
             encoding=encoding,
+            on_bad_lines="skip" if layout.skip_bad_lines else "error",
         )
+
+
+def _cut_short(file: DataFile, layout: Layout, names: list[str], frame: pd.DataFrame) -> NDArray[np.bool_]:
+    """True (N,) where a line has too few columns; the file is read again only if a line may have."""
+    short = np.asarray(frame[names[-1]] == "", np.bool_)
+    if short.any():
+        lengths = [len(fields) for _, fields in _rows(file, layout)][layout.header :]
+        kept = np.array([length for length in lengths if length <= len(names)])
+        if len(kept) == len(short):  # a line of blanks is one for some readers and none for others
+            short = short & (kept < len(names))
+    return short
 
 
 def _unreadable(file: DataFile, layout: Layout, columns: int, error: ValueError) -> DatasetError:
@@ -135,45 +161,79 @@ def _unreadable(file: DataFile, layout: Layout, columns: int, error: ValueError)
     return DatasetError(f"{file.label}: {' '.join(str(error).split())}")
 
 
-def _table(file: DataFile, layout: Layout, frame: pd.DataFrame) -> Table:
-    columns = {field: frame[field].to_numpy() for field in frame}
-    for field in ("user_id", "item_id", "event_id"):
-        if field in columns:
-            _check_ids(file, layout, field, columns[field])
-    times = columns.get("timestamp")
-    values = columns.get("value")
+def _say_what_is_skipped(
+    file: DataFile, layout: Layout, rows: int, bad: NDArray[np.bool_], say: Callable[[str], None]
+) -> None:
+    too_long = sum(1 for _ in _rows(file, layout)) - layout.header - rows
+    if skipped := too_long + int(bad.sum()):
+        say(f"{file.label}: {skipped:,} lines that cannot be read are left out")
+    if bad.all() and len(bad):
+        raise DatasetError(f"{file.label}: no line can be read")
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One column, converted; where `wrong`, what is wrong with a text is `problem(text)`."""
+
+    texts: NDArray[np.object_]  # (N,)
+    clean: NDArray[Any]  # (N,)
+    wrong: NDArray[np.bool_]  # (N,)
+    problem: Callable[[object], str]
+
+
+def _fields(frame: pd.DataFrame) -> dict[str, _Field]:
+    return {str(field): _CONVERTERS[str(field)](frame[field].to_numpy()) for field in frame}
+
+
+def _table(file: DataFile, columns: Mapping[str, NDArray[Any]]) -> Table:
     return Table(
         re.sub(r"\W+", "-", Path(file.label).name.split(".", 1)[0]) or "file",
         columns["user_id"],
         columns["item_id"],
-        None if times is None else _milliseconds(file, layout, times),
-        None if values is None else _numbers(file, layout, values),
+        columns.get("timestamp"),
+        columns.get("value"),
         columns.get("event_type"),
         columns.get("event_id"),
     )
-
-
-def _check_ids(file: DataFile, layout: Layout, field: str, ids: NDArray[np.object_]) -> None:
-    good = np.fromiter((_is_id(text) for text in ids), bool, len(ids))
-    if not good.all():
-        _fail(file, layout, int(np.argmin(good)), f"{field} must be 1 to {_MAX_ID_BYTES} bytes long")
 
 
 def _is_id(text: object) -> bool:
     return isinstance(text, str) and 1 <= len(text.encode()) <= _MAX_ID_BYTES
 
 
-def _numbers(file: DataFile, layout: Layout, texts: NDArray[np.object_]) -> NDArray[np.float64]:
+def _ids(name: str) -> Callable[[NDArray[np.object_]], _Field]:
+    def convert(texts: NDArray[np.object_]) -> _Field:
+        good = np.fromiter((_is_id(text) for text in texts), bool, len(texts))
+        return _Field(texts, texts, ~good, lambda _: f"{name} must be 1 to {_MAX_ID_BYTES} bytes long")
+
+    return convert
+
+
+def _event_ids(texts: NDArray[np.object_]) -> _Field:
+    found = _ids("event_id")(texts)
+    return _Field(texts, _or_none(texts), found.wrong & (texts != ""), found.problem)
+
+
+def _event_types(texts: NDArray[np.object_]) -> _Field:
+    no_text = np.fromiter((not isinstance(text, str) for text in texts), bool, len(texts))
+    return _Field(texts, _or_none(texts), no_text, lambda _: "no event_type")
+
+
+def _or_none(texts: NDArray[np.object_]) -> NDArray[np.object_]:
+    clean = texts.copy()
+    clean[texts == ""] = None
+    return clean
+
+
+def _numbers(texts: NDArray[np.object_]) -> _Field:
     """Values as numbers; an empty one is not a number, which means absent."""
     numbers = np.asarray(pd.to_numeric(pd.Series(texts), errors="coerce"), np.float64)
     wrong = ~np.isfinite(numbers) & (texts != "")
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        _fail(file, layout, row, f"value {texts[row]!r} is no finite number")
-    return numbers
+    return _Field(texts, numbers, wrong, lambda text: f"value {text!r} is no finite number")
 
 
-def _milliseconds(file: DataFile, layout: Layout, texts: NDArray[np.object_]) -> NDArray[np.int64]:
+def _milliseconds(texts: NDArray[np.object_]) -> _Field:
+    """Times as milliseconds; NO_TIME where empty."""
     series = pd.Series(texts)
     numbers = np.asarray(pd.to_numeric(series, errors="coerce"), np.float64)
     times = _scaled(numbers)
@@ -182,10 +242,20 @@ def _milliseconds(file: DataFile, layout: Layout, texts: NDArray[np.object_]) ->
         iso = pd.to_datetime(series[rest], utc=True, format="ISO8601", errors="coerce")
         times[rest] = np.where(iso.isna(), np.nan, iso.astype("datetime64[ms, UTC]").astype("int64"))
     wrong = ~(times >= 0)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        _fail(file, layout, row, f"timestamp {texts[row]!r} is neither a number nor ISO-8601")
-    return times.astype(np.int64)
+    clean = np.where(wrong, NO_TIME, times).astype(np.int64)
+    return _Field(
+        texts, clean, wrong & (texts != ""), lambda text: f"timestamp {text!r} is neither a number nor ISO-8601"
+    )
+
+
+_CONVERTERS = {
+    "user_id": _ids("user_id"),
+    "item_id": _ids("item_id"),
+    "timestamp": _milliseconds,
+    "value": _numbers,
+    "event_type": _event_types,
+    "event_id": _event_ids,
+}
 
 
 def _scaled(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -194,7 +264,10 @@ def _scaled(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.rint(numbers * factors), np.float64)
 
 
-def _fail(file: DataFile, layout: Layout, row: int, problem: str) -> NoReturn:
+def _fail(file: DataFile, layout: Layout, fields: Mapping[str, _Field], row: int) -> NoReturn:
+    field = next(name for name, field in fields.items() if field.wrong[row])
+    text = fields[field].texts[row]
+    problem = fields[field].problem(text) if isinstance(text, str) else "the line ends too early"
     raise DatasetError(f"{file.label}, line {_line_of(file, layout, row)}: {problem}")
 
 

@@ -118,7 +118,7 @@ def test_latin_1_is_read_as_such(tmp_path: Path) -> None:
     (",i,1700000000,1", "user_id"),
     ("u,,1700000000,1", "item_id"),
     ("u,i,yesterday,1", "'yesterday'"),
-    ("u,i,,1", "timestamp"),
+    ("u,i", "ends too early"),
     ("u,i,-5,1", "timestamp"),
     ("u,i,1e30,1", "timestamp"),
     ("u,i,1700000000,many", "'many'"),
@@ -132,6 +132,32 @@ def test_the_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> Non
     message = failure(path)
     assert "line 6" in message
     assert problem in message
+
+
+def test_an_empty_cell_is_absent_and_a_row_without_a_time_stays_behind_the_row_before_it(tmp_path: Path) -> None:
+    lines = ["user,item,ts,type,id,rating", "a,1,1700000009,,,", "b,2,,view,,1", "c,3,1700000000,,e,2"]
+    assert rows(write(tmp_path, "\n".join(lines)), delimited.parse_columns(
+        "user_id=user,item_id=item,timestamp=ts,event_type=type,event_id=id,value=rating"
+    )) == [
+        Interaction("c", "3", 1_700_000_000_000, 2.0, None, "e"),
+        Interaction("a", "1", 1_700_000_009_000, None),
+        Interaction("b", "2", None, 1.0, "view"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("last", ["u,i,1700000004,5", "u,i,1700000004,"])
+def test_bad_lines_are_left_out_and_counted_where_that_is_wanted(tmp_path: Path, last: str) -> None:
+    bad = [",i,1,1", "u,,1,1", "u,i,yesterday,1", "u,i,1,many", "u,i,1,1,1", "u,i", "u,i,1700000003,4"]
+    path = write(tmp_path, "\n".join(["user,item,ts,rating", *bad, "", last]))
+    said: list[str] = []
+    found = rows(path, skip_bad_lines=True, say=said.append)
+    assert [row.timestamp_ms for row in found] == [1_700_000_003_000, 1_700_000_004_000]
+    assert said == [f"{path}: 6 lines that cannot be read are left out"]
+    assert "line 2" in failure(path) or "line 6" in failure(path)
+
+
+def test_a_file_of_nothing_but_bad_lines_is_an_error(tmp_path: Path) -> None:
+    assert "no line can be read" in failure(write(tmp_path, "user,item,ts\nu,i,never\n"), skip_bad_lines=True)
 
 
 def test_the_wrong_line_is_named_with_a_delimiter_of_two_characters(tmp_path: Path) -> None:
