@@ -27,7 +27,7 @@ from worker.dedup import DedupWindow
 from worker.device import set_up_device
 from worker.events import Decoder
 from worker.http import Health, HttpServer
-from worker.ingest import Ingest
+from worker.ingest import Ingest, item_intake
 from worker.kafka_source import KafkaSource
 from worker.loop import Worker
 from worker.outbox import Outbox
@@ -117,7 +117,8 @@ def assemble(
     """A worker that goes on from the checkpoint `found`, or starts afresh without one."""
     learner = _learner(settings, found, telemetry)
     dead_letters, source = KafkaDeadLetters(settings.kafka), KafkaSource(settings.kafka)
-    ingest = Ingest(Decoder(settings.events), DedupWindow(settings.events.dedup_window), dead_letters, learner)
+    items, dedup = item_intake(settings), DedupWindow(settings.events.dedup_window)
+    ingest = Ingest(Decoder(settings.events), dedup, dead_letters, learner, items)
     header = found[0].header if found else None
     meta = Meta(learner.family.dim, learner.family.name, learner.family.exact, _model_id(found), now_ms())
     saved_epoch = header.epoch if header else 0
@@ -129,7 +130,7 @@ def assemble(
         replace=replace,
         telemetry=telemetry,
     )
-    outbox = Outbox(learner, publisher, settings.publish, settings.kafka.topics)
+    outbox = Outbox(learner, publisher, settings.publish, settings.kafka.all_topics, items.catalogue)
     state = WorkerState(learner, ingest, outbox, source.positions, lambda: publisher.epoch or saved_epoch, meta.model)
     is_newest = _go_on_from(found, state, source, folder)
     saver = Saver(
@@ -144,7 +145,10 @@ def assemble(
     if not is_newest:
         saver.save_when_positions_are_known()
     stalled_after_s = settings.http.stale_after_s
-    report = Report(learner, ingest, outbox, publisher, saver, source, dead_letters, telemetry, health, stalled_after_s)
+    report = Report(
+        learner, ingest, outbox, publisher, saver, source, dead_letters, telemetry, health, stalled_after_s,
+        items.catalogue,
+    )  # fmt: skip
     return Worker(
         settings.runtime, source, ingest, learner, outbox, publisher, dead_letters, saver, report, health, stopping
     )

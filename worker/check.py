@@ -91,7 +91,7 @@ def check_kafka(settings: KafkaSettings) -> Iterator[Finding]:
     try:
         there = consumer.topics()
         yield Finding("ok", "kafka", f"{settings.bootstrap_servers} answers")
-        for topic in settings.topics:
+        for topic in settings.all_topics:
             yield _check_topic(consumer, topic, there)
             if settings.dead_letter_suffix:
                 yield _check_dead_letters(topic + settings.dead_letter_suffix, there)

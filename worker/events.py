@@ -46,6 +46,10 @@ class Reason(StrEnum):
     FUTURE_TIMESTAMP = "future_timestamp"
     BAD_VALUE = "bad_value"
     BAD_EVENT_ID = "bad_event_id"
+    # of the items topic alone
+    BAD_TITLE = "bad_title"
+    BAD_ATTRIBUTES = "bad_attributes"
+    BAD_AVAILABLE = "bad_available"
 
 
 class Rejected(NamedTuple):

@@ -40,6 +40,10 @@ class FileRecords:
         value, timestamp_ms = self.values[index], self.timestamps_ms[index]
         return Origin(self._partition, self._first + index, timestamp_ms, None, value)
 
+    def split(self, topic: str) -> "tuple[FileRecords | None, FileRecords | None]":
+        """A file is one topic: all, or none."""
+        return (None, self) if self._partition.topic == topic else (self, None)
+
 
 class FileSource:
     """Reads records one after another; a `worker.source.Source` whose position is the index of the next record.

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,14 +10,20 @@ import numpy.typing as npt
 
 from model.batch import EventBatch
 from model.learner import Observed, OnlineLearner
+from worker.catalogue import Catalogue
 from worker.dedup import DedupWindow
-from worker.events import Decoded, Decoder, Reason
+from worker.events import Decoded, Decoder, Reason, Rejected
+from worker.items import ItemDecoder
+from worker.settings import Settings
 from worker.source import Origin, Records
 
 Flags = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 Times = npt.NDArray[np.int64]
-OUTCOMES = ("learned", "observed", "ignored", "forgotten", "duplicate", "tombstone", "rejected")
+OUTCOMES = (
+    "learned", "observed", "ignored", "forgotten", "duplicate", "tombstone", "rejected", "described", "withdrawn",
+)  # fmt: skip
+_NO_TIMES: Times = np.empty(0, np.int64)
 
 
 class RejectedSink(Protocol):
@@ -33,17 +39,41 @@ class Taken:
     observed: Observed
     record_times_ms: Times  # (n,) Kafka's timestamps of the observed events, where known
     forgotten: str | None = None  # a user that had to be erased, known or not
+    described: list[str] = field(default_factory=list)  # items of which something else is known now
+
+
+@dataclass(frozen=True, slots=True)
+class ItemIntake:
+    """Where the records of the items topic go."""
+
+    topic: str  # "" = there is none
+    decoder: ItemDecoder
+    catalogue: Catalogue
+
+
+def item_intake(settings: Settings) -> ItemIntake:
+    """As the settings say, with an empty catalogue."""
+    decoder = ItemDecoder(settings.events, settings.items)
+    return ItemIntake(settings.kafka.items_topic, decoder, Catalogue(settings.items.capacity))
 
 
 class Ingest:
-    """Decodes, rejects, drops repetitions, observes; counts each event once, over the model's whole life.
+    """Decodes, rejects, drops repetitions, observes; counts each record once, over the model's whole life.
 
     learned: has a gradient. observed: enters a history without one. ignored: its type does neither. forgotten: its
-    user was erased.
+    user was erased. described, withdrawn: records of the items topic.
     """
 
-    def __init__(self, decoder: Decoder, dedup: DedupWindow, rejected: RejectedSink, learner: OnlineLearner) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        dedup: DedupWindow,
+        rejected: RejectedSink,
+        learner: OnlineLearner,
+        items: ItemIntake | None = None,
+    ) -> None:
         self._decoder, self._dedup, self._rejected, self._learner = decoder, dedup, rejected, learner
+        self._items = items
         self.counts: Counter[str] = Counter()  # by outcome
         self.reasons: Counter[str] = Counter()  # of rejection
         self.records = 0
@@ -51,11 +81,40 @@ class Ingest:
     def take(self, records: Records) -> Iterator[Taken]:
         """Everything in `records`, in order, in parts that can be published before the model learns from them.
 
-        All parts must be asked for: what one fills is learned when the next is.
+        All parts must be asked for: what one fills is learned when the next is. Descriptions go before events: an
+        item may be known by them when its first click comes.
         """
+        if self._items is None or not self._items.topic:
+            yield from self._take_events(records)
+            return
+        events, described = records.split(self._items.topic)
+        if described is not None:
+            yield self._describe(described, self._items)
+        if events is not None:
+            yield from self._take_events(events)
+
+    def _describe(self, records: Records, items: ItemIntake) -> Taken:
+        decoded = items.decoder.decode(records)
+        self._reject(records, decoded.rejected)
+        withdrawn = sum(description is None for _, description in decoded.changes)
+        self.records += len(records.values)
+        self.counts.update(
+            tombstone=decoded.tombstones,
+            rejected=len(decoded.rejected),
+            described=len(decoded.changes) - withdrawn,
+            withdrawn=withdrawn,
+        )
+        changed = items.catalogue.take(decoded.changes)
+        return Taken(Observed(), _NO_TIMES, described=changed)
+
+    def _reject(self, records: Records, rejected: list[Rejected]) -> None:
+        self.reasons.update(str(each.reason) for each in rejected)
+        for each in rejected:
+            self._rejected.send(records.origin(each.record), each.reason, each.detail)
+
+    def _take_events(self, records: Records) -> Iterator[Taken]:
         decoded = self._decoder.decode(records.values, records.timestamps_ms)
-        for rejected in decoded.rejected:
-            self._rejected.send(records.origin(rejected.record), rejected.reason, rejected.detail)
+        self._reject(records, decoded.rejected)
         new = self._dedup.first_seen(decoded.event_ids)
         matters = new & (decoded.observe | (decoded.weights != 0))
         forget = new & decoded.forget
@@ -81,7 +140,6 @@ class Ingest:
 
     def _count(self, records: Records, decoded: Decoded, new: Flags, matters: Flags, forget: Flags) -> None:
         self.records += len(records.values)
-        self.reasons.update(str(r.reason) for r in decoded.rejected)
         learned = int((decoded.weights[matters] != 0).sum())
         self.counts.update(
             tombstone=decoded.tombstones,
@@ -100,6 +158,7 @@ class Ingest:
             "reasons": dict(self.reasons),
             "records": self.records,
             "dedup": self._dedup.state(),
+            "catalogue": self._items.catalogue.state() if self._items else None,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -107,6 +166,8 @@ class Ingest:
         self.counts, self.reasons = Counter(state["counts"]), Counter(state["reasons"])
         self.records = state["records"]
         self._dedup.load(state["dedup"])
+        if self._items and state.get("catalogue"):  # not there before there were items topics
+            self._items.catalogue.load(state["catalogue"])
 
 
 def _batch(decoded: Decoded, rows: Rows) -> EventBatch:

@@ -80,7 +80,7 @@ def open_consumer(settings: KafkaSettings, **options: Any) -> tuple[Any, Any, An
     metadata = {"allow_auto_create_topics": False}
     consumer, client = open_client(KafkaConsumer, metadata, **client_options(settings), **options, **fixed)
     try:
-        return consumer, client.cluster, client.cluster.set_topics(settings.topics)
+        return consumer, client.cluster, client.cluster.set_topics(settings.all_topics)
     except (ValueError, TypeError) as error:
         close_within(consumer.close, CLOSE_S)
         raise SourceError(f"kafka.topics: {error}") from None

@@ -48,6 +48,14 @@ class KafkaRecords:
         headers = tuple(record.headers or ())
         return Origin(partition, record.offset, record.timestamp, record.key, record.value, headers)
 
+    def split(self, topic: str) -> "tuple[KafkaRecords | None, KafkaRecords | None]":
+        """Those of other topics and those of `topic`, each in order."""
+        those = [record for record in self._records if record.topic == topic]
+        if not those:
+            return self, None
+        others = [record for record in self._records if record.topic != topic]
+        return KafkaRecords(others) if others else None, KafkaRecords(those)
+
 
 class KafkaSource:
     """Reads the topics of the settings; a `worker.source.Source` for one thread.
@@ -195,7 +203,7 @@ class KafkaSource:
         self._opening, (self._consumer, self._cluster, self._first_look) = None, opened
         self._idle_s = 0.0
         self._offsets.answered()
-        log.info("kafka_connected", servers=settings.bootstrap_servers, topics=settings.topics)
+        log.info("kafka_connected", servers=settings.bootstrap_servers, topics=settings.all_topics)
         return True
 
     def _drop(self) -> None:
@@ -232,7 +240,7 @@ class KafkaSource:
 
     def _discover(self) -> None:
         """Begin to read the partitions that have appeared, and notice topics that are gone or made anew."""
-        for topic in self._settings.topics:
+        for topic in self._settings.all_topics:
             numbers = self._cluster.partitions_for_topic(topic)
             if numbers is None:
                 self._missing(topic)
@@ -300,7 +308,10 @@ class KafkaSource:
         """Where partitions of one topic are begun that have no position yet. Raises KafkaError, KeyError."""
         if not partitions:
             return {}
-        start, new = self._settings.start, partitions[0].topic in self._known_topics
+        start, topic = self._settings.start, partitions[0].topic
+        new = topic in self._known_topics
+        if topic == self._settings.items_topic:  # what is known of the items does not begin at a time
+            start = "earliest"
         if start == "earliest" or (start == "latest" and new):
             return self._beginnings(partitions)
         return self._ends(partitions) if start == "latest" else self._at_time(partitions, _milliseconds(start))

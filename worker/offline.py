@@ -12,7 +12,7 @@ from worker.device import set_up_device
 from worker.events import Decoder
 from worker.file_source import FileSource, Record
 from worker.http import Health
-from worker.ingest import Ingest
+from worker.ingest import Ingest, item_intake
 from worker.loop import Worker
 from worker.outbox import Outbox
 from worker.report import Report
@@ -81,11 +81,14 @@ def offline_worker(settings: Settings, records: Iterable[Record]) -> Worker:
     share, window = settings.evaluation.share, settings.evaluation.window
     learner = OnlineLearner(settings.model, device, ranked_share=share, window=window, clock=time.monotonic)
     source, publisher, saver, dead_letters = FileSource(records), NoPublisher(), NoSaver(), NoDeadLetters()
-    ingest = Ingest(Decoder(settings.events), DedupWindow(settings.events.dedup_window), dead_letters, learner)
-    outbox = Outbox(learner, publisher, settings.publish)
+    items, dedup = item_intake(settings), DedupWindow(settings.events.dedup_window)
+    ingest = Ingest(Decoder(settings.events), dedup, dead_letters, learner, items)
+    outbox = Outbox(learner, publisher, settings.publish, catalogue=items.catalogue)
     health, telemetry = Health(settings.http.stale_after_s), Telemetry()
     limit_s = settings.http.stale_after_s
-    report = Report(learner, ingest, outbox, publisher, saver, source, dead_letters, telemetry, health, limit_s)
+    report = Report(
+        learner, ingest, outbox, publisher, saver, source, dead_letters, telemetry, health, limit_s, items.catalogue
+    )
     return Worker(
         settings.runtime, source, ingest, learner, outbox, publisher, dead_letters, saver, report, health,
         threading.Event(),

@@ -19,12 +19,14 @@ import torch
 from model.batch import Float32, Int32
 from model.id_table import IdTable
 from model.learner import OnlineLearner
+from worker.catalogue import Catalogue
 from worker.ingest import Taken
 from worker.settings import PublishSettings
 from worker.source import Partition, Positions
 from worker.updates import Ack, Heartbeat, ItemVectors, Popular, Publishes, Removed, UserVectors
 
 _ITEMS_AT_ONCE = _REMOVED_AT_ONCE = 10_000
+_DESCRIBED_EVERY_S = 0.25  # a shop's item that is sold out must be gone within a second
 _PARTS_KEPT = 1000  # polls whose users wait
 _FORGOTTEN_KEPT = 10_000  # that are not known and wait for their removal, at most
 _TIMES_KEPT = 1_000_000  # events whose acknowledgement is waited for, and counted in the freshness
@@ -141,6 +143,14 @@ class RowSet:
             self._flags = np.concatenate([self._flags, np.zeros(int(rows.max()), np.bool_)])
         self._flags[rows] = True
 
+    @property
+    def empty(self) -> bool:
+        return not self._flags.any()
+
+    def rows(self) -> Int32:
+        """All of them, ascending."""
+        return np.flatnonzero(self._flags).astype(np.int32)
+
     def take(self, rows: Int32) -> npt.NDArray[np.bool_]:
         """Which of `rows` (n,) were in it; they no longer are."""
         there = np.zeros(len(rows), np.bool_)
@@ -168,8 +178,9 @@ class PublishedItems:
         return np.flatnonzero(~near | (clicks != self._clicks[: len(clicks)])).astype(np.int32)
 
     def note(self, rows: Int32, vectors: Float32, clicks: npt.NDArray[np.int64]) -> None:
-        """The vectors and clicks of `rows` have been handed over."""
-        self._vectors[rows], self._clicks[rows] = vectors, clicks
+        """What `rows` have of the tables vectors (n, dim) and clicks (n,) has been handed over."""
+        self._grow(vectors)
+        self._vectors[rows], self._clicks[rows] = vectors[rows], clicks[rows]
 
     def forget(self, rows: Int32) -> None:
         """`rows` are not there any more."""
@@ -201,9 +212,11 @@ class Outbox:
         publisher: Publishes,
         settings: PublishSettings,
         topics: Collection[str] = (),  # that are read: what readers have seen of others is no matter
+        catalogue: Catalogue | None = None,  # what is published with the items
     ) -> None:
         self._learner, self._publisher, self._settings = learner, publisher, settings
         self._topics = frozenset(topics)
+        self._catalogue = catalogue or Catalogue(1)
         self.version = 0
         self.live = False  # caught up with what readers have seen: vectors are handed over
         self.users_published = self.items_published = 0
@@ -219,6 +232,8 @@ class Outbox:
         self._texts: list[bytes] = []  # by item row: its id as JSON
         self._stale_texts: set[int] = set()
         self._published_items = PublishedItems()
+        self._described = RowSet()  # items of which something else is known than what was handed over
+        self._described_due_s = float("-inf")
         self._items_due_s = self._heartbeat_due_s = float("-inf")
         self._quiet_row = 1  # next user row of the background round
         self._quiet_allowance = 0.0
@@ -242,9 +257,13 @@ class Outbox:
             self._removed_users[taken.forgotten] = None
         for rows, ids in taken.observed.evicted_items:
             self._published_items.forget(rows)
+            self._described.take(rows)
             self._stale_texts.update(rows.tolist())
             self._removed_items.update(_chosen(ids, self._items_in_redis.take(rows)))
             self.evicted["items"] += len(ids)
+        if taken.described:
+            rows = self._learner.items.lookup(taken.described)
+            self._described.add(rows[rows > 0])
         if len(touched := taken.observed.touched):
             self._users.mark(touched[self._learner.users_live(touched)], taken.record_times_ms)
 
@@ -262,6 +281,8 @@ class Outbox:
         if self.live:
             self._hand_over_users(now_s, now_ms, positions)
             self._hand_over_removed()
+            if now_s >= self._described_due_s and self._hand_over_described(now_ms):
+                self._described_due_s = now_s + _DESCRIBED_EVERY_S
             if now_s >= self._items_due_s and self._hand_over_items(now_ms):
                 self._items_due_s = now_s + self._settings.item_interval_s
                 self._round_done("items")
@@ -271,13 +292,14 @@ class Outbox:
 
     def hurry(self) -> None:
         """Items and the heartbeat are due at once: the worker is about to stop."""
-        self._items_due_s = self._heartbeat_due_s = float("-inf")
+        self._described_due_s = self._items_due_s = self._heartbeat_due_s = float("-inf")
 
     @property
     def settled(self) -> bool:
         """Every touched user, and after `hurry` every moved item, has been handed over."""
         due = float("-inf") in (self._items_due_s, self._heartbeat_due_s)
-        return self.live and not len(self._users) and not self._removed_users and not self._removed_items and not due
+        removed = self._removed_users or self._removed_items
+        return self.live and self._described.empty and not (len(self._users) or removed or due)
 
     def state(self) -> dict[str, Any]:
         """Plain data that `load` takes: what is still to be published or deleted, until it is acknowledged."""
@@ -399,6 +421,27 @@ class Outbox:
         )
         self._publisher.submit(self._removing)
 
+    def _hand_over_described(self, now_ms: int) -> bool:
+        """Items of which something else is known, wherever their vectors are; True when some were handed over."""
+        ready = self._publisher.ready_for(ItemVectors) and self._publisher.ready_for(Popular)
+        if self._described.empty or not ready:
+            return False
+        rows = self._described.rows()[:_ITEMS_AT_ONCE]
+        vectors = self._learner.item_vectors()
+        self._submit_items(rows, vectors, self._learner.sampler.clicks, now_ms)
+        self._publisher.submit(self._popular())
+        return True
+
+    def _submit_items(self, rows: Int32, vectors: Float32, clicks: npt.NDArray[np.int64], now_ms: int) -> None:
+        """Hand item `rows` over, whose vectors and clicks are rows of the tables given."""
+        self.version += 1
+        self._items_in_redis.add(rows)
+        self._described.take(rows)
+        ids = self._learner.item_ids(rows)
+        columns = self._catalogue.columns(ids)
+        self._publisher.submit(ItemVectors(ids, vectors[rows], clicks[rows], self.version, now_ms, *columns))
+        self._published_items.note(rows, vectors, clicks)
+
     def _hand_over_items(self, now_ms: int) -> bool:
         """Items that changed, and the popularity list; True when that was all of them."""
         if not (self._publisher.ready_for(ItemVectors) and self._publisher.ready_for(Popular)):
@@ -409,17 +452,14 @@ class Outbox:
         rows = rows[self._learner.items_live(rows)]
         part = rows[:_ITEMS_AT_ONCE]
         if len(part):
-            self.version += 1
-            self._items_in_redis.add(part)
-            ids = self._learner.item_ids(part)
-            self._publisher.submit(ItemVectors(ids, vectors[part], clicks[part], self.version, now_ms))
-            self._published_items.note(part, vectors[part], clicks[part])
+            self._submit_items(part, vectors, clicks, now_ms)
         self._publisher.submit(self._popular())
         self.items_backlog = len(rows) - len(part)
         return not self.items_backlog
 
     def _popular(self) -> Popular:
         counts = self._learner.popularity.counts(self._learner.items.rows)
+        counts[self._learner.items.lookup(list(self._catalogue.unavailable))] = 0
         count = min(self._settings.popular, int((counts > 0).sum()))
         rows = np.argsort(-counts, kind="stable")[:count].astype(np.int32)
         return Popular(self._learner.item_ids(rows), counts[rows])

@@ -174,6 +174,8 @@ class _VectorsTask:
         update = self._vectors
         texts = update.recent if isinstance(update, UserVectors) else update.attributes
         longest = max(map(len, texts), default=0)
+        if isinstance(update, ItemVectors):
+            longest += 4 * max(map(len, update.titles), default=0)  # bytes of a character, at most
         return 4 * int(update.vectors.shape[1]) + longest + _HASH_BYTES
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 import structlog
 
 from model.learner import OnlineLearner
+from worker.catalogue import Catalogue
 from worker.dead_letter import DeadLetters
 from worker.http import Health
 from worker.ingest import OUTCOMES, Ingest
@@ -36,10 +37,11 @@ class Report:
         telemetry: Telemetry,
         health: Health,
         stalled_after_s: float,
+        catalogue: Catalogue,
     ) -> None:
         self._learner, self._ingest, self._outbox, self._publisher = learner, ingest, outbox, publisher
         self._saver, self._source, self._telemetry, self._health = saver, source, telemetry, health
-        self._stalled_after_s = stalled_after_s
+        self._stalled_after_s, self._catalogue = stalled_after_s, catalogue
         self._due_s = self._log_due_s = float("-inf")
         self._dead_letters = dead_letters
         self._told = self._counted()
@@ -87,6 +89,7 @@ class Report:
             "steps": self._learner.steps,
             "users": len(self._learner.users),
             "items": len(self._learner.items),
+            "descriptions": len(self._catalogue),
             "users_published": self._outbox.users_published,
             "items_published": self._outbox.items_published,
             "publish_backlog": self._outbox.backlog,
@@ -157,6 +160,7 @@ class Report:
             {f"outcome:{outcome}": n for outcome, n in ingest.counts.items() if outcome != "rejected"}
             | {f"reason:{reason}": n for reason, n in ingest.reasons.items()}
             | {f"evicted:{table}": n for table, n in outbox.evicted.items()}
+            | {"evicted:descriptions": self._catalogue.evicted}
             | {"records": ingest.records, "dropped": self._dead_letters.dropped}
         )
 
@@ -180,6 +184,7 @@ class Report:
         self._telemetry.micro_batch_size.set(self._learner.micro_batch_size)
         self._telemetry.rows.labels("users").set(len(self._learner.users))
         self._telemetry.rows.labels("items").set(len(self._learner.items))
+        self._telemetry.rows.labels("descriptions").set(len(self._catalogue))
         report = self._learner.metrics.report()
         for figure in ("recall", "ndcg", "mrr"):
             gauge = getattr(self._telemetry, f"{figure}_at_k")

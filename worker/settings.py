@@ -36,6 +36,9 @@ class KafkaSettings(_Section):
 
     bootstrap_servers: str = Field("localhost:9092", description="comma-separated host:port list")
     topics: Annotated[tuple[str, ...], NoDecode] = Field(("clicks",), description="topics to read, comma-separated")
+    items_topic: str = Field(
+        "", description="topic that describes the items, read from its beginning; empty = there is none"
+    )
     group_id: str = Field("freshet", description="group under which positions are committed, for lag dashboards only")
     start: str = Field("earliest", description="where a first start reads from: earliest, latest or an ISO-8601 time")
     on_gap: Literal["continue", "stop"] = Field(
@@ -105,6 +108,17 @@ class KafkaSettings(_Section):
                 raise ValueError("allowed: earliest, latest or an ISO-8601 time") from None
         return value
 
+    @property
+    def all_topics(self) -> tuple[str, ...]:
+        """The topics of events and that of the items, if there is one."""
+        return (*self.topics, *([self.items_topic] if self.items_topic else []))
+
+    @model_validator(mode="after")
+    def _items_have_a_topic_of_their_own(self) -> "KafkaSettings":
+        if self.items_topic in self.topics:
+            raise ValueError(f"items_topic {self.items_topic!r} is among topics; items need a topic of their own")
+        return self
+
     @model_validator(mode="after")
     def _sasl_is_whole(self) -> "KafkaSettings":
         if not self.security_protocol.startswith("SASL"):
@@ -160,6 +174,18 @@ class EventSettings(_Section):
         if FORGET in value:
             raise ValueError(f"{FORGET!r} erases a user and cannot be given another meaning")
         return value
+
+
+class ItemSettings(_Section):
+    """What is kept of what the items topic says."""
+
+    capacity: int = Field(
+        100_000, ge=1, description="descriptions kept; past it the least recently described items lose theirs"
+    )
+    max_title_bytes: int = Field(512, ge=1, le=65_536, description="a longer title is rejected")
+    max_attributes_bytes: int = Field(
+        4096, ge=2, le=1_000_000, description="attributes that are longer, as compact JSON, are rejected"
+    )
 
 
 class RedisSettings(_Section):
@@ -276,6 +302,7 @@ class Settings(BaseSettings):
 
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     events: EventSettings = Field(default_factory=EventSettings)
+    items: ItemSettings = Field(default_factory=ItemSettings)
     redis: RedisSettings = Field(default_factory=RedisSettings)
     publish: PublishSettings = Field(default_factory=PublishSettings)
     model: ModelConfig = Field(default_factory=ModelConfig)

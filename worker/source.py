@@ -61,6 +61,10 @@ class Records(Protocol):
         """Record `index` whole; slow, for rejected records."""
         ...
 
+    def split(self, topic: str) -> "tuple[Records | None, Records | None]":
+        """Those of other topics and those of `topic`, each in order; None where there are none."""
+        ...
+
 
 class Source(Protocol):
     """A stream of records with positions that the caller keeps."""

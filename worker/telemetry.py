@@ -231,7 +231,9 @@ class Telemetry:
     def _events(self) -> None:
         self.records = self._counter("records_total", "Records read.")
         self.events = self._counter(
-            "events_total", "Events by outcome: learned, observed, ignored, forgotten, duplicate, tombstone.", "outcome"
+            "events_total",
+            "Records by outcome: learned, observed, ignored, forgotten, duplicate, tombstone; described, withdrawn.",
+            "outcome",
         )
         self.rejected = self._counter("rejected_total", "Records rejected, by reason.", "reason")
         self.dead_letter_dropped = self._counter(
@@ -297,12 +299,15 @@ class Telemetry:
 
     def _begin_at_zero(self) -> None:
         # a series that is there from the start lets rate() and increase() see its first count
-        for outcome in ("learned", "observed", "ignored", "forgotten", "duplicate", "tombstone"):
+        events = ("learned", "observed", "ignored", "forgotten", "duplicate", "tombstone")
+        for outcome in (*events, "described", "withdrawn"):
             self.events.labels(outcome)
         for reason in Reason:
             self.rejected.labels(reason)
         for result in ("ok", "failed"):
             self.checkpoints.labels(result)
+        for metric in (self.rows, self.evicted):
+            metric.labels("descriptions")
         for metric in (self.rows, self.evicted, self.publish_backlog, self.published, self.nonfinite_vectors):
             for table in ("users", "items"):
                 metric.labels(table)
