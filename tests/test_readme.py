@@ -20,17 +20,21 @@ from tests.deployment import ROOT, settings_of
 from tests.waiting import eventually
 from worker.check import check_redis
 from worker.config_view import ENV_FILE_VARIABLE, variables
-from worker.events import Decoder, Reason
+from worker.events import ITEM_REASONS, Decoder, Reason, Rejected
+from worker.file_source import FileRecords
+from worker.items import Description, ItemDecoder
 from worker.keys import LAYOUT
 from worker.publisher import Heartbeat, ItemVectors, Meta, Popular, Publisher, Removed, UserVectors
 from worker.redis_client import error_kind
-from worker.settings import EventSettings, PublishSettings, RedisSettings
+from worker.settings import EventSettings, ItemSettings, PublishSettings, RedisSettings
+from worker.source import Partition
 from worker.telemetry import Telemetry
 
 PAGES = ["README.md", "docs/operations.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 WITH_COMMANDS = [*PAGES, ".env.example", "docker-compose.yml", "docker-compose.gpu.yml", "Dockerfile", "Makefile"]
 pages = pytest.mark.parametrize("page", PAGES)
 NOW_MS = 1_790_000_000_000
+ITEMS = Partition("items", 0)
 
 
 def text(page: str) -> str:
@@ -201,7 +205,7 @@ def decode(value: bytes, settings: EventSettings | None = None) -> Any:
 
 
 def test_every_event_that_is_shown_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = blocks("README.md", "json")
+    shown = [block for block in blocks("README.md", "json") if '"attributes"' not in block]
     assert len(shown) == 3
     mapped = settings_of(shown_settings(), monkeypatch).events
     for block in shown:
@@ -231,13 +235,33 @@ def test_the_settings_that_are_shown_do_what_is_said(monkeypatch: pytest.MonkeyP
 
 def test_every_reason_for_rejection_is_shown_with_a_record_that_has_it() -> None:
     table = rows("README.md", "value")
-    assert [reason.strip("`") for _, reason in table] == list(Reason)
+    assert [reason.strip("`") for _, reason in table] == [reason for reason in Reason if reason not in ITEM_REASONS]
     for shown, reason in table:
         if shown.startswith("`"):
             (rejected,) = decode(shown.strip("`").encode()).rejected
             assert rejected.reason == reason.strip("`"), shown
     by_words = [reason for shown, reason in table if not shown.startswith("`")]
     assert by_words == ["`too_large`", "`not_utf8`"]
+
+
+def described(value: str) -> tuple[Description | None, list[Rejected]]:
+    decoded = ItemDecoder(EventSettings(), ItemSettings()).decode(FileRecords([(value.encode(), -1)], ITEMS, 0))
+    return next((description for _, description in decoded.changes), None), decoded.rejected
+
+
+def test_the_description_of_an_item_that_is_shown_is_one() -> None:
+    (shown,) = [block for block in blocks("README.md", "json") if '"attributes"' in block]
+    description, rejected = described(shown)
+    assert not rejected
+    assert description == Description("Toy Story", b'{"genres":["Animation","Comedy"],"year":1995}', available=True)
+
+
+def test_every_reason_of_the_items_topic_is_shown_with_a_record_that_has_it() -> None:
+    table = rows("README.md", "description")
+    for shown, reason in table:
+        _, (rejected,) = described(shown.strip("`"))
+        assert rejected.reason == reason.strip("`"), shown
+    assert {reason.strip("`") for _, reason in table} == {Reason.BAD_ITEM_ID, *ITEM_REASONS}
 
 
 def test_the_event_types_are_the_defaults() -> None:
@@ -273,7 +297,8 @@ def published(redis_client: Redis, redis_url: str) -> Redis:
     recent = [json.dumps(["clicked"]).encode()] * len(USERS)
     ones = np.ones(len(USERS), np.int64)
     publisher.submit(UserVectors(USERS, users, recent, ones, version=1, updated_ms=NOW_MS))
-    publisher.submit(ItemVectors(ITEMS, items, np.ones(len(ITEMS), np.int64), version=2, updated_ms=NOW_MS))
+    known = {"titles": ["A"] * len(ITEMS), "attributes": [b"{}"] * len(ITEMS), "available": [True] * len(ITEMS)}
+    publisher.submit(ItemVectors(ITEMS, items, np.ones(len(ITEMS), np.int64), 2, NOW_MS, **known))
     publisher.submit(Popular(["302", "242"], np.array([9.0, 3.0])))
     assert publisher.close(10)
     return redis_client

@@ -52,6 +52,9 @@ class Reason(StrEnum):
     BAD_AVAILABLE = "bad_available"
 
 
+ITEM_REASONS = (Reason.BAD_TITLE, Reason.BAD_ATTRIBUTES, Reason.BAD_AVAILABLE)  # of no event
+
+
 class Rejected(NamedTuple):
     """A record that is no event: its index in the poll, and why. `detail` is short and for people."""
 
