@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.adam import Adam
@@ -26,6 +27,7 @@ class Recommender(ABC):
 
     name: ClassVar[str]
     exact: ClassVar[bool] = True  # the dot product of the published vectors is the family's score
+    from_history: ClassVar[bool] = True  # a user's vector is a function of its history alone
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.config, self.device = config, device
@@ -49,6 +51,10 @@ class Recommender(ABC):
     def score(self, tables: Leaves, users: Tensor, items: Tensor) -> Tensor:
         """Scores (B, n) of item rows `items` (n,) for represented `users` (B, d)."""
         return torch.addmm(tables["bias"][items, 0], users, tables["items"][items].T)
+
+    def score_pairs(self, tables: Leaves, users: Tensor, items: Tensor) -> Tensor:
+        """Scores (B,) of one item row each, `items` (B,), for represented `users` (B, d)."""
+        return (users * tables["items"][items]).sum(1) + tables["bias"][items, 0]
 
     @torch.no_grad()
     def full_scores(self, users: Tensor, history: Tensor, item_rows: int) -> Tensor:
@@ -82,18 +88,22 @@ class Recommender(ABC):
     @torch.no_grad()
     def user_vectors(self, users: Tensor, history: Tensor) -> Tensor:
         """Vectors (B, dim) of user rows (B,) with histories (B, L) of item rows, 0 = none."""
-        vectors = self.represent(self._weights(), users, history, history > 0).float()
-        return torch.cat([vectors, vectors.new_ones(len(vectors), 1)], dim=1)
+        return self.user_layout(self.represent(self.tables(), users, history, history > 0).float())
+
+    def user_layout(self, users: Tensor) -> Tensor:
+        """What is published (B, dim) of represented `users` (B, d)."""
+        return F.pad(users, (0, 1), value=1.0)
 
     @torch.no_grad()
     def item_vectors(self, rows: slice | Tensor) -> Tensor:
         """Vectors (n, dim) of item rows."""
-        return torch.cat([self.item_tables["items"].weight[rows], self.item_tables["bias"].weight[rows]], dim=1)
+        tables = self.tables()
+        return torch.cat([tables["items"][rows], tables["bias"][rows]], dim=1)
 
     def losses(self, tables: Leaves, batch: TrainingBatch) -> Tensor:
         """One loss a sample (B,)."""
         users = self.represent(tables, batch.users, batch.history, batch.present)
-        positive = (users * tables["items"][batch.positives]).sum(1) + tables["bias"][batch.positives, 0]
+        positive = self.score_pairs(tables, users, batch.positives)
         negative = self.score(tables, users, batch.negatives)
         losses = sampled_softmax(positive, negative, batch.positive_log_q, batch.negative_log_q, batch.blocked)
         return weighted(losses, positive, batch.weights)
@@ -143,7 +153,8 @@ class Recommender(ABC):
     def _table(self, name: str, width: int, init_std: float) -> EmbeddingTable:
         return EmbeddingTable(name, width, init_std, self.config.learning_rate, self.config.seed, self.device)
 
-    def _weights(self) -> Leaves:
+    def tables(self) -> Leaves:
+        """The newest values of everything that `represent` and `score` look up, by row."""
         return {name: table.weight for name, table in (self.user_tables | self.item_tables).items()}
 
     def _leaves(self, batch: TrainingBatch) -> Leaves:

@@ -13,6 +13,7 @@ class MatrixFactorisation(Recommender):
     """The plain model: it must learn each user by gradient, so a new one gets the popular items at first."""
 
     name: ClassVar[str] = "mf"
+    from_history: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         super().__init__(config, device)

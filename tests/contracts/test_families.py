@@ -64,7 +64,7 @@ def test_the_dot_product_of_what_is_published_is_the_score(family: str) -> None:
     rows = learner.users.lookup(["u1", "u2", "u3"])
     published = learner.user_vectors(rows) @ learner.item_vectors().T
     model = learner.family
-    tables = {n: t.weight for n, t in (model.user_tables | model.item_tables).items()}
+    tables = model.tables()
     history = torch.from_numpy(learner.log.newest(rows, learner.config.history))
     with torch.no_grad():
         users = model.represent(tables, torch.from_numpy(rows), history, history > 0)
