@@ -27,13 +27,11 @@ def ran(settings: Settings, values: Sequence[bytes | None], going_on_from: Worke
     if going_on_from is not None:
         saved, header = going_on_from.snapshot()
         state.load(saved)
-        worker.source.seek(header.positions_by_partition())
+        worker.source.seek(header.positions_by_partition(), header.topic_ids)
     worker.run(drain=True)
     return state
 
 
 def state_of(worker: Worker) -> WorkerState:
     """What saves it."""
-    return WorkerState(
-        worker.learner, worker.ingest, worker.outbox, worker.source.positions, lambda: 1, "a model of the tests"
-    )
+    return WorkerState(worker.learner, worker.ingest, worker.outbox, worker.source, lambda: 1, "a model of the tests")

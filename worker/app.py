@@ -131,7 +131,7 @@ def assemble(
         telemetry=telemetry,
     )
     outbox = Outbox(learner, publisher, settings.publish, settings.kafka.all_topics, items.catalogue)
-    state = WorkerState(learner, ingest, outbox, source.positions, lambda: publisher.epoch or saved_epoch, meta.model)
+    state = WorkerState(learner, ingest, outbox, source, lambda: publisher.epoch or saved_epoch, meta.model)
     is_newest = _go_on_from(found, state, source, folder)
     saver = Saver(
         folder,
@@ -163,7 +163,7 @@ def _go_on_from(found: Found | None, state: WorkerState, source: KafkaSource, fo
     positions = found[0].header.positions_by_partition()
     with as_checkpoint_error(found[0].path):
         state.load(found[1])
-    source.seek(positions)
+    source.seek(positions, found[0].header.topic_ids)
     log.info("resumed", checkpoint=str(found[0].path), records=found[0].header.records)
     is_newest = found[0].path.resolve() in [saved.path.resolve() for saved in folder.list()[:1]]
     if not is_newest:  # a newer one is damaged, or this one was asked for

@@ -17,14 +17,14 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
 import structlog
 import torch
 
-from worker.source import Partition, Positions
+from worker.source import Partition, Positions, TopicIds
 
 FORMAT = 1
 _MAGIC = b"FRESHET\n"
@@ -53,6 +53,7 @@ class Header:
     positions: list[tuple[str, int, int]]  # topic, partition, NEXT offset to read
     model: dict[str, Any]  # the settings that shaped it
     counts: dict[str, int]  # of events by outcome
+    topic_ids: TopicIds = field(default_factory=dict)  # of the topics that the positions belong to, where known
     payload_bytes: int = 0
     payload_sha256: str = ""
 
@@ -280,6 +281,8 @@ def _read_header(file: IO[bytes], path: Path) -> Header:
         if fields["format"] != FORMAT:
             raise FormatError(f"{path}: format {fields['format']!r}, but this version reads format {FORMAT}")
         fields["positions"] = [(str(topic), int(partition), int(at)) for topic, partition, at in fields["positions"]]
+        # not there before topics had ids
+        fields["topic_ids"] = {str(topic): str(known) for topic, known in fields.get("topic_ids", {}).items()}
         header = Header(**fields)
     if header.payload_bytes != size - _TRAILER.size - length:
         raise CheckpointError(f"{path}: {size - _TRAILER.size - length} bytes, not {header.payload_bytes}")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from pathlib import Path
 
-from worker.source import Gap, Origin, Partition, Positions, SourceError
+from worker.source import Gap, Origin, Partition, Positions, SourceError, TopicIds
 
 Record = tuple[bytes | None, int]  # value, and timestamp in milliseconds since the epoch, UTC (negative: none)
 
@@ -58,7 +58,7 @@ class FileSource:
         self._rest: Iterator[Record] = iter(records)
         self._exhausted = self._closed = False
 
-    def seek(self, positions: Positions) -> None:
+    def seek(self, positions: Positions, topic_ids: TopicIds | None = None) -> None:  # noqa: ARG002
         """Read on from `positions`, or from the beginning. Raises SourceError where that has gone by for ever."""
         position = positions.get(self._partition, 0)
         again = iter(self._records)
@@ -83,6 +83,10 @@ class FileSource:
     def positions(self) -> Positions:
         """The index of the next record."""
         return {self._partition: self._position}
+
+    def topic_ids(self) -> TopicIds:
+        """A file has none."""
+        return {}
 
     def lag(self) -> dict[Partition, int]:
         """The records that are left, where that is known without reading them."""

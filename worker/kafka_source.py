@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import structlog
 from kafka import TopicPartition
@@ -20,7 +21,7 @@ from kafka.errors import (
 from worker.kafka_client import CLOSE_S, Opening, Throttle, close_within, one_line, open_consumer
 from worker.kafka_offsets import KafkaOffsets
 from worker.settings import KafkaSettings
-from worker.source import Gap, Origin, Partition, Positions, SourceError
+from worker.source import Gap, Origin, Partition, Positions, SourceError, TopicIds
 
 _LIMIT_MS = 2000  # of one question to the broker; it is asked again at a later poll
 _RETRY_S = 1.0
@@ -76,8 +77,8 @@ class KafkaSource:
         self._moved_s: dict[Partition, float] = {}  # of what is being read: when its position last changed
         self._known_topics: set[str] = set()  # a partition that appears in one of these is new
         self._absent_topics: set[str] = set()
-        self._topic_ids: dict[str, Any] = {}
-        self._begun_anew: set[Partition] = set()  # before the new id of its topic was seen
+        self._topic_ids: TopicIds = {}
+        self._begun_anew: dict[Partition, float] = {}  # when; perhaps before the new id of its topic was seen
         self._failed_at: Positions = {}
         self._stopped: dict[Partition, str] = {}
         self._gaps: list[Gap] = []
@@ -87,12 +88,12 @@ class KafkaSource:
         self._closed = False
         self._may_log = Throttle()
 
-    def seek(self, positions: Positions) -> None:
+    def seek(self, positions: Positions, topic_ids: TopicIds | None = None) -> None:
         """Read on from `positions`; see `worker.source.Source.seek`."""
         self._drop()
-        for state in (self._absent_topics, self._topic_ids, self._begun_anew, self._failed_at, self._stopped):
+        for state in (self._absent_topics, self._begun_anew, self._failed_at, self._stopped):
             state.clear()
-        self._positions = dict(positions)
+        self._positions, self._topic_ids = dict(positions), dict(topic_ids or {})
         self._known_topics = {partition.topic for partition in positions}
 
     def poll(self, timeout_s: float) -> KafkaRecords | None:
@@ -124,6 +125,11 @@ class KafkaSource:
     def positions(self) -> Positions:
         """The next offset to read of every partition, also of those that are no longer there to be read."""
         return dict(self._positions)
+
+    def topic_ids(self) -> TopicIds:
+        """As Apache Kafka gives them, since 2.8; other brokers may know of none."""
+        named = {partition.topic for partition in self._positions}
+        return {topic: id_ for topic, id_ in self._topic_ids.items() if topic in named}
 
     def lag(self) -> dict[Partition, int]:
         """Offsets between the position and the end (of committed transactions, under read_committed)."""
@@ -246,7 +252,7 @@ class KafkaSource:
                 self._missing(topic)
                 continue
             try:
-                self._made_anew(topic)
+                self._identify(topic, numbers)
                 self._assign([Partition(topic, number) for number in sorted(numbers)])
             except (KafkaError, KeyError) as error:  # KeyError: an offset is missing from the broker's answer
                 self._weather("kafka_offsets_not_known", error)
@@ -274,18 +280,34 @@ class KafkaSource:
             return False
         return bool(look.is_done)
 
-    def _made_anew(self, topic: str) -> None:
-        new_id, old_id = self._cluster.topic_id(topic), self._topic_ids.get(topic)
-        ours = [partition for partition in self._moved_s if partition.topic == topic]
-        if old_id not in (None, new_id):
-            self._begin_anew([partition for partition in ours if partition not in self._begun_anew])
-            self._begun_anew.difference_update(ours)
-        self._topic_ids[topic] = new_id
+    def _identify(self, topic: str, numbers: set[int]) -> None:
+        """A topic is there. Is it the one that the positions belong to?"""
+        new_id, old_id = _known(self._cluster.topic_id(topic)), self._topic_ids.get(topic)
+        if new_id is not None:
+            if old_id not in (None, new_id):
+                self._made_anew(topic, numbers)
+            self._topic_ids[topic] = new_id
         if topic in self._absent_topics:
             self._absent_topics.discard(topic)
             self._watch()
-            self._consumer.resume(*(TopicPartition(*partition) for partition in ours))
+            self._consumer.resume(*(TopicPartition(*at) for at in self._moved_s if at.topic == topic))
             log.info("topic_there", topic=topic)
+
+    def _made_anew(self, topic: str, numbers: set[int]) -> None:
+        """Nothing that is known of its partitions holds any longer. Raises KafkaError, KeyError."""
+        ours = [partition for partition in self._positions if partition.topic == topic]
+        there = [partition for partition in ours if partition.partition in numbers]
+        seen_s = time.monotonic() - self._settings.metadata_max_age_ms / 1000 - _SILENT_AFTER_S
+        self._begin_anew([at for at in there if self._begun_anew.get(at, float("-inf")) < seen_s])
+        for partition in ours:
+            for known in (self._begun_anew, self._failed_at, self._stopped):
+                known.pop(partition, None)
+        if gone := set(ours) - set(there):
+            for partition in gone:
+                del self._positions[partition]
+                self._moved_s.pop(partition, None)
+            self._consumer.assign([TopicPartition(*partition) for partition in self._moved_s])
+            self._watch()
 
     def _assign(self, partitions: list[Partition]) -> None:
         new = [at for at in partitions if at not in self._moved_s and at not in self._stopped]
@@ -344,7 +366,8 @@ class KafkaSource:
     def _move(self, partition: Partition, position: int) -> None:
         if position != self._positions[partition]:
             self._positions[partition] = position
-            self._moved_s[partition] = time.monotonic()
+            if partition in self._moved_s:
+                self._moved_s[partition] = time.monotonic()
 
     # ---- what can go wrong
 
@@ -377,22 +400,21 @@ class KafkaSource:
 
     def _begin_anew(self, partitions: list[Partition]) -> None:
         for partition, beginning in self._beginnings(partitions).items():
-            self._gap(partition, beginning)
+            if beginning != self._positions[partition]:
+                self._gap(partition, beginning)
 
     def _gap(self, partition: Partition, found: int) -> None:
         """Go on at `found`, or stop, as the settings say; loudly either way."""
         gap = Gap(partition, self._positions[partition], found)
         told = {**partition._asdict(), "expected": gap.expected, "found": found, "lost": gap.lost}
         if self._settings.on_gap == "stop":
-            raise SourceError(
-                f"{partition.topic}[{partition.partition}] should go on at offset {gap.expected}, but the log has "
-                f"it only from {found} on ({gap.lost} lost); kafka.on_gap=continue goes on from there"
-            )
+            raise SourceError(f"{_gap_text(gap)}; kafka.on_gap=continue goes on from there")
         log.error("gap", **told)
         self._gaps.append(gap)
         if found < gap.expected:
-            self._begun_anew.add(partition)
-        self._consumer.seek(TopicPartition(*partition), found)
+            self._begun_anew[partition] = time.monotonic()
+        if partition in self._moved_s:
+            self._consumer.seek(TopicPartition(*partition), found)
         self._move(partition, found)
 
     def _unreadable(self, error: Exception) -> None:
@@ -421,6 +443,17 @@ def _blames_a_record(error: Exception) -> bool:
     if isinstance(error, BrokerResponseError):
         return isinstance(error, CorruptRecordError | UnsupportedCompressionTypeError)
     return not (isinstance(error, KafkaError) and error.retriable)
+
+
+def _known(topic_id: UUID | None) -> str | None:
+    return str(topic_id) if topic_id is not None and topic_id.int else None
+
+
+def _gap_text(gap: Gap) -> str:
+    text = f"{gap.partition.topic}[{gap.partition.partition}] should go on at offset {gap.expected}, but "
+    if gap.found < gap.expected:
+        return f"{text}the topic was made anew or its log was cut back, and goes on at {gap.found}"
+    return f"{text}the log has it only from {gap.found} on ({gap.lost} lost)"
 
 
 def _milliseconds(text: str) -> int:

@@ -14,6 +14,8 @@ class Partition(NamedTuple):
 
 # A position is the NEXT offset to read, never the last one read.
 Positions = dict[Partition, int]
+# What tells a topic from one that was made anew under its name; by topic, empty where the stream knows no such thing.
+TopicIds = dict[str, str]
 
 
 class SourceError(RuntimeError):
@@ -69,11 +71,12 @@ class Records(Protocol):
 class Source(Protocol):
     """A stream of records with positions that the caller keeps."""
 
-    def seek(self, positions: Positions) -> None:
+    def seek(self, positions: Positions, topic_ids: TopicIds | None = None) -> None:
         """Read on from `positions`, at the start or at any time later.
 
         A partition that they do not name is read from its beginning if they name another one of its topic (it
-        is new); otherwise it starts where the settings say.
+        is new); otherwise it starts where the settings say. `topic_ids` are those that belong to the positions: a
+        topic that has another one by now was made anew, and is read from its beginning.
         """
         ...
 
@@ -86,6 +89,10 @@ class Source(Protocol):
 
     def positions(self) -> Positions:
         """The next offset to read of every partition, past everything that `poll` has returned."""
+        ...
+
+    def topic_ids(self) -> TopicIds:
+        """The topics that the positions belong to, as far as they are known."""
         ...
 
     def lag(self) -> dict[Partition, int]:

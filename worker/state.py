@@ -10,7 +10,7 @@ from model.learner import OnlineLearner
 from worker.checkpoint import FORMAT, CheckpointError, Header, misfits, now_ms
 from worker.ingest import Ingest
 from worker.outbox import Outbox
-from worker.source import Positions
+from worker.source import Source
 
 _CAPACITIES = {"user_capacity": "users", "item_capacity": "items"}
 
@@ -22,7 +22,7 @@ class WorkerState:
     learner: OnlineLearner
     ingest: Ingest
     outbox: Outbox
-    positions: Callable[[], Positions]
+    source: Source
     epoch: Callable[[], int]
     model_id: str  # of the model's whole life
 
@@ -34,15 +34,16 @@ class WorkerState:
             "ingest": self.ingest.state(),
             "outbox": self.outbox.state(),
         }
-        positions = [(topic, partition, offset) for (topic, partition), offset in sorted(self.positions().items())]
+        positions = self.source.positions()
         header = Header(
             format=FORMAT,
             created_ms=now_ms(),
             epoch=self.epoch(),
             records=self.ingest.records,
-            positions=positions,
+            positions=[(topic, partition, offset) for (topic, partition), offset in sorted(positions.items())],
             model=self.learner.config.model_dump(mode="json"),
             counts=dict(self.ingest.counts),
+            topic_ids=self.source.topic_ids(),
         )
         return state, header
 

@@ -73,7 +73,7 @@ class SourceContract:
         positions: Positions = first.positions()
         first.close()
         second = stream()
-        second.seek(positions)
+        second.seek(positions, first.topic_ids())
         assert second.positions() == positions
         assert read + rest(second) == VALUES
 

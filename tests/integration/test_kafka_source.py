@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import RetriableError
+from kafka.errors import RetriableError, TopicAlreadyExistsError
 
 from replay.local_stack import Broker, create_topic, free_port
 from tests.kafka_log import spoil
@@ -334,6 +334,84 @@ def test_a_topic_that_is_made_anew_while_reading_is_read_whole(kafka: Kafka, cou
     assert read_to_the_end(source) == numbered(100, 100 + count)
     assert [(gap.expected, gap.found) for gap in source.take_gaps()] == [(20, 0)]
     assert source.connected
+
+
+def make_anew(kafka: Kafka, topic: str, partitions: int = 1) -> None:
+    """Delete a topic, and create it again."""
+    with kafka.admin() as admin:
+        admin.delete_topics([topic])
+        eventually(lambda: topic not in admin.list_topics(), 60)
+    eventually(lambda: created(kafka, topic, partitions), 60)
+
+
+def created(kafka: Kafka, topic: str, partitions: int) -> bool:
+    try:
+        create_topic(kafka.servers, topic, partitions)
+    except TopicAlreadyExistsError:  # not gone yet everywhere
+        return False
+    return True
+
+
+@pytest.mark.apache_kafka
+@pytest.mark.parametrize("count", [5, 20, 40])
+def test_a_topic_that_was_made_anew_while_nobody_read_is_read_whole(kafka: Kafka, count: int) -> None:
+    """Even where it is as long as the old position, or longer: a topic's id tells."""
+    topic = kafka.topic()
+    kafka.send(topic, numbered(0, 20))
+    before = kafka.source(topic)
+    assert read(before, 20) == numbered(0, 20)
+    positions, topic_ids = before.positions(), before.topic_ids()
+    before.close()
+    make_anew(kafka, topic)
+    kafka.send(topic, numbered(100, 100 + count))
+    source = kafka.source(topic)
+    source.seek(positions, topic_ids)
+    assert source.topic_ids() == topic_ids
+    assert read_to_the_end(source) == numbered(100, 100 + count)
+    assert [(gap.expected, gap.found, gap.lost) for gap in source.take_gaps()] == [(20, 0, 0)]
+    assert source.positions() == {Partition(topic, 0): count}
+    assert source.topic_ids().keys() == topic_ids.keys()
+    assert source.topic_ids() != topic_ids
+
+
+@pytest.mark.apache_kafka
+@pytest.mark.parametrize("reading", [True, False])
+def test_a_topic_that_is_made_anew_with_fewer_partitions_is_read_whole(kafka: Kafka, reading: bool) -> None:
+    """And a partition that is added later on does not begin where its namesake had been."""
+    topic = kafka.topic(2)
+    for partition in range(2):
+        kafka.send(topic, numbered(0, 20), partition)
+    source = kafka.source(topic)
+    assert sorted(read(source, 40)) == sorted(2 * numbered(0, 20))
+    if not reading:
+        source.close()
+    make_anew(kafka, topic)
+    kafka.send(topic, numbered(100, 130))
+    if not reading:
+        before, source = source, kafka.source(topic)
+        source.seek(before.positions(), before.topic_ids())
+    assert read(source, 30) == numbered(100, 130)
+    poll_until(source, lambda: source.caught_up and source.connected)
+    assert source.positions() == {Partition(topic, 0): 30}
+    with kafka.admin() as admin:
+        admin.create_partitions({topic: 2})
+    kafka.send(topic, numbered(200, 230), 1)
+    assert read(source, 30) == numbered(200, 230)
+
+
+@pytest.mark.apache_kafka
+def test_a_topic_made_anew_stops_a_source_that_must_not_lose_anything(kafka: Kafka) -> None:
+    topic = kafka.topic()
+    kafka.send(topic, numbered(0, 20))
+    before = kafka.source(topic)
+    read(before, 20)
+    before.close()
+    make_anew(kafka, topic)
+    kafka.send(topic, numbered(100, 140))
+    source = kafka.source(topic, on_gap="stop")
+    source.seek(before.positions(), before.topic_ids())
+    with pytest.raises(SourceError, match="20, but the topic was made anew"):
+        read(source, 1)
 
 
 # Transactions.

@@ -26,7 +26,8 @@ from worker.source import Partition
 
 def header(records: int = 7) -> Header:
     at = [("clicks", 0, records + 3)]
-    return Header(FORMAT, 1_700_000_000_000, 12, records, at, {"dim": 8}, {"learned": records})
+    ids = {"clicks": "a topic's id"}
+    return Header(FORMAT, 1_700_000_000_000, 12, records, at, {"dim": 8}, {"learned": records}, ids)
 
 
 def state(value: int = 1) -> dict[str, object]:
@@ -47,6 +48,7 @@ def test_what_was_saved_is_loaded_with_its_positions(folder: CheckpointFolder) -
     assert again.header == saved.header
     assert again.header is not None
     assert again.header.positions_by_partition() == {Partition("clicks", 0): 10}
+    assert again.header.topic_ids == {"clicks": "a topic's id"}
     assert torch.equal(content["weights"], state()["weights"])  # type: ignore[arg-type]
     assert content["nested"] == state()["nested"]
 
@@ -115,10 +117,11 @@ def test_a_checkpoint_that_would_run_code_is_refused(folder: CheckpointFolder) -
     assert not Path("hostile-checkpoint-ran").exists()
 
 
-def forged(path: Path, payload: bytes, **fields: object) -> Path:
+def forged(path: Path, payload: bytes, without: str = "", **fields: object) -> Path:
     """A checkpoint file with sound checksums, whatever is in it."""
     sums = {"payload_bytes": len(payload), "payload_sha256": hashlib.sha256(payload).hexdigest()}
-    text = json.dumps(asdict(header()) | sums | fields).encode()
+    whole = asdict(header()) | sums | fields
+    text = json.dumps({name: value for name, value in whole.items() if name != without}).encode()
     path.write_bytes(payload + text + struct.pack("<QI8s", len(text), zlib.crc32(text), b"FRESHET\n"))
     return path
 
@@ -133,12 +136,19 @@ def test_a_forged_file_is_as_good_as_one_of_ours(tmp_path: Path) -> None:
     assert load(forged(tmp_path / "checkpoint-1.pt", payload_of({"a": 1})))[1] == {"a": 1}
 
 
+def test_a_header_from_before_topics_had_ids_names_none(tmp_path: Path) -> None:
+    saved, _ = load(forged(tmp_path / "checkpoint-1.pt", payload_of({}), without="topic_ids"))
+    assert saved.header is not None
+    assert saved.header.topic_ids == {}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"positions": 7},
         {"positions": [[1, 2]]},
         {"positions": [["clicks", "zero", 1]]},
+        {"topic_ids": 7},
         {"format": None},
         {"format": [1]},
         {"unknown": 1},
