@@ -18,6 +18,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from model.config import ModelConfig
 from worker.checkpoint import CheckpointFolder, misfits
 from worker.device import find_device
+from worker.http import listen_problem
 from worker.kafka_client import CLOSE_S, close_within, one_line, open_consumer
 from worker.keys import Keys
 from worker.redact import Redactor, secrets_of
@@ -51,6 +52,7 @@ def run_checks(settings: Settings, out: TextIO) -> int:
         ("kafka", lambda: check_kafka(settings.kafka)),
         ("redis", lambda: check_redis(settings)),
         ("checkpoints", lambda: check_checkpoints(settings.checkpoint, settings.model)),
+        ("http", lambda: check_http(settings)),
         ("device", lambda: check_device(settings.runtime)),
     ]
     failed = False
@@ -173,7 +175,7 @@ def _hash(client: Redis, key: str) -> dict[str, str]:
 
 
 def check_checkpoints(settings: CheckpointSettings, model: ModelConfig) -> Iterator[Finding]:
-    """The folder: can it be written, how much room is there, what is the newest checkpoint."""
+    """The folder: can it be written, how much room is there, who has it, what is the newest checkpoint."""
     folder = settings.dir.resolve()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if (problem := _write_problem(there)) is not None:
@@ -182,6 +184,7 @@ def check_checkpoints(settings: CheckpointSettings, model: ModelConfig) -> Itera
     free = shutil.disk_usage(there).free
     status: Status = "ok" if free >= _LITTLE_SPACE_BYTES else "warn"
     yield Finding(status, "checkpoints", f"{folder} can be written, {free / 1e9:.1f} GB free")
+    yield _lock(CheckpointFolder(folder, settings.keep))
     yield _newest(CheckpointFolder(folder, settings.keep), model)
 
 
@@ -197,6 +200,12 @@ def _write_problem(folder: Path) -> str | None:
     return None
 
 
+def _lock(folder: CheckpointFolder) -> Finding:
+    if (holder := folder.holder()) is None:
+        return Finding("ok", "lock", "no worker has the folder")
+    return Finding("warn", "lock", f"{holder} has the folder; no other worker can start on it meanwhile")
+
+
 def _newest(folder: CheckpointFolder, model: ModelConfig) -> Finding:
     saved = folder.list()
     if not saved:
@@ -209,6 +218,16 @@ def _newest(folder: CheckpointFolder, model: ModelConfig) -> Finding:
     age_s = time.time() - newest.header.created_ms / 1000
     detail = f"the newest of {len(saved)} is {newest.path.name}: {newest.header.records} records, {age_s:.0f} s old"
     return Finding("ok", "checkpoints", detail)
+
+
+def check_http(settings: Settings) -> Iterator[Finding]:
+    """The address of health and metrics; where a worker runs on the checkpoints it is taken, by that one surely."""
+    problem = listen_problem(settings.http)
+    if problem is None:
+        yield Finding("ok", "http", f"{settings.http.host}:{settings.http.port} is free")
+        return
+    runs = CheckpointFolder(settings.checkpoint.dir, settings.checkpoint.keep).holder() is not None
+    yield Finding("warn" if runs else "FAIL", "http", problem)
 
 
 def check_device(settings: RuntimeSettings) -> Iterator[Finding]:

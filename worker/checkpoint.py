@@ -93,6 +93,14 @@ class CheckpointFolder:
         self.path, self.keep = path, keep
         self._lock: IO[str] | None = None
 
+    def holder(self) -> str | None:
+        """Who has the folder now; None when nobody has. Raises OSError where that cannot be seen."""
+        try:
+            with (self.path / "lock").open() as lock:
+                return _holder(lock) if not _locked(lock, fcntl.LOCK_SH) else None
+        except FileNotFoundError:
+            return None
+
     def lock(self) -> None:
         """Make the folder this process's own. Raises CheckpointError that names who holds it."""
         try:
@@ -100,13 +108,9 @@ class CheckpointFolder:
             lock = (self.path / "lock").open("a+")
         except OSError as error:
             raise CheckpointError(f"the checkpoint folder {self.path} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            lock.close()
-            raise CheckpointError(f"the checkpoint folder {self.path} is in use by {holder}") from None
+        if not _locked(lock, fcntl.LOCK_EX):
+            with lock:
+                raise CheckpointError(f"the checkpoint folder {self.path} is in use by {_holder(lock)}")
         self._lock = lock
         with suppress(OSError):  # a full disk: who holds it cannot be told, but that it is held can
             os.truncate(lock.fileno(), 0)
@@ -192,6 +196,19 @@ def as_checkpoint_error(path: Path) -> Iterator[None]:
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} does not hold what this version goes on from ({reason})") from error
+
+
+def _locked(lock: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _holder(lock: IO[str]) -> str:
+    lock.seek(0)
+    return lock.read().strip() or "another process"
 
 
 def _refuse_to_unpack(payload: bytes) -> None:

@@ -97,6 +97,15 @@ class HttpServer:
         self._thread.join()
 
 
+def listen_problem(settings: HttpSettings) -> str | None:
+    """Why the address cannot be had; None when it can, and it is free again afterwards."""
+    try:
+        _Server((settings.host, settings.port), _Handler).server_close()
+    except (OSError, UnicodeError) as error:
+        return _cannot_listen(settings, error)
+    return None
+
+
 def _cannot_listen(settings: HttpSettings, error: Exception) -> str:
     reason = getattr(error, "strerror", None) or str(error)
     return (

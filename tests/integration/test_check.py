@@ -1,6 +1,8 @@
 """`python -m worker check` against real servers."""
 
 import io
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,17 @@ from redis import Redis
 from replay.local_stack import Broker, RedisServer, create_topic, free_port
 from tests.waiting import eventually
 from worker.check import run_checks
+from worker.checkpoint import CheckpointFolder
 from worker.publisher import Heartbeat, Meta, Publisher
-from worker.settings import CheckpointSettings, KafkaSettings, ModelConfig, RedisSettings, RuntimeSettings, Settings
+from worker.settings import (
+    CheckpointSettings,
+    HttpSettings,
+    KafkaSettings,
+    ModelConfig,
+    RedisSettings,
+    RuntimeSettings,
+    Settings,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +39,7 @@ def settings(broker: Broker, topic: str, redis_url: str, tmp_path: Path) -> Sett
         kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers, topics=(topic,)),
         redis=RedisSettings(url=SecretStr(redis_url)),
         checkpoint=CheckpointSettings(dir=tmp_path / "not there yet" / "checkpoints"),
+        http=HttpSettings(port=free_port()),
         runtime=RuntimeSettings(device="cpu"),
     )
 
@@ -49,6 +61,8 @@ def test_everything_is_there(settings: Settings, broker: Broker, topic: str, red
     assert f"{topic}: 3 offsets in 1 partitions (0: 0 to 3)" in text
     assert "nobody has published under rec yet" in text
     assert "none yet: a worker starts with an empty model" in text
+    assert "no worker has the folder" in text
+    assert f"127.0.0.1:{settings.http.port} is free" in text
     assert not settings.checkpoint.dir.exists()
     assert redis_client.dbsize() == 0
 
@@ -94,6 +108,27 @@ def test_who_publishes_is_told(settings: Settings, redis_url: str) -> None:
     code, lines = checked(changed(settings, model=ModelConfig(family="mf")))
     assert code == 1
     assert any(line.startswith("FAIL  claim") and "mf needs another FRESHET_REDIS__PREFIX" in line for line in lines)
+
+
+def test_a_port_that_is_taken_fails_unless_the_worker_that_runs_here_has_it(settings: Settings) -> None:
+    folder = CheckpointFolder(settings.checkpoint.dir, 3)
+    with socket.create_server(("127.0.0.1", settings.http.port)):
+        code, lines = checked(settings)
+        assert code == 1
+        (line,) = [line for line in lines if line.startswith("FAIL")]
+        assert (
+            f"http         FRESHET_HTTP__HOST, FRESHET_HTTP__PORT: cannot listen on 127.0.0.1:{settings.http.port}"
+            in line
+        )
+        folder.lock()
+        code, lines = checked(settings)
+        assert code == 0
+        warned = [line.split()[1] for line in lines if line.startswith("warn")]
+        assert {"lock", "http"} <= set(warned)
+        assert any(f"process {os.getpid()} on {socket.gethostname()} has the folder" in line for line in lines)
+        folder.unlock()
+        assert checked(settings)[0] == 1
+    assert checked(settings)[0] == 0
 
 
 def test_a_replica_fails_and_evictions_are_warned_of(settings: Settings, tmp_path: Path) -> None:
