@@ -25,7 +25,7 @@ class SupersededError(Exception):
     """A newer worker has the claim."""
 
     def __init__(self, epoch: int, writer: str) -> None:
-        super().__init__(f"superseded by epoch {epoch}" + (f", {writer}" if writer else ""))
+        super().__init__(f"a newer worker has taken over (epoch {epoch}" + (f", {writer})" if writer else ")"))
         self.epoch = epoch
 
 

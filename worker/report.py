@@ -115,15 +115,19 @@ class Report:
         return (now - before) / (last - first) if last > first else 0.0
 
     def _reasons(self, now_s: float) -> dict[str, str | None]:
-        newer = self._publisher.superseded_by
+        reasons = {"start": None, "superseded": None, **self._weather(now_s)}
+        if self._publisher.superseded_by is None:
+            return reasons
+        # for good: what else there may be is this worker's concern no longer
+        return dict.fromkeys(reasons) | {"superseded": self._publisher.problem}
+
+    def _weather(self, now_s: float) -> dict[str, str | None]:
         return {
-            "start": None,
             "kafka": None if self._source.connected else "Kafka is out of reach, or the topic is not there yet",
             "partitions": self._stopped_partitions() or self._stalled_partitions(now_s),
             "redis": self._publisher.problem,
             "catching_up": None if self._outbox.live else "catching up with what readers have already seen",
             "checkpoint": self._saver.problem,
-            "superseded": f"a newer worker has taken over (epoch {newer})" if newer is not None else None,
         }
 
     def _stopped_partitions(self) -> str | None:

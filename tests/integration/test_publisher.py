@@ -375,7 +375,7 @@ def test_the_newer_worker_publishes_and_the_older_says_who_has_taken_over(make: 
     older.submit(Heartbeat({"figure": 1}))
     eventually(lambda: older.turn() is not None and older.superseded_by)
     assert older.superseded_by == newer.epoch
-    assert f"superseded by epoch {newer.epoch}, " in older.problem
+    assert f"a newer worker has taken over (epoch {newer.epoch}, " in older.problem
     assert vector(redis_client, "rec:user:kept") == (2, 2, 2)
     assert redis_client.keys("rec:user:*") == [b"rec:user:kept"]
     assert not redis_client.exists("rec:item:i", "rec:stats")
