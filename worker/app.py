@@ -94,6 +94,7 @@ def run(settings: Settings, start: Start, *, drain: bool = False) -> None:
         stack.callback(HttpServer(settings.http, health, telemetry.registry).close)
         found = start.find(folder)
         worker = assemble(settings, folder, found, health, telemetry, stopping, replace=start.fresh)
+        stack.callback(worker.saver.close, settings.runtime.grace_s)  # also where an error ends the run
         worker.publisher.start()
         worker.run(drain=drain)
         worker.stop()

@@ -80,7 +80,7 @@ class Worker:
         self.publisher.close(max(_CLOSE_S, deadline - self.clock()) if self.publisher.connected else _CLOSE_S)
         self.dead_letters.close(_CLOSE_S)
         self.source.close()
-        self.saver.close()
+        self.saver.close(max(0.0, deadline - self.clock()))
 
     def _publish_the_rest(self, deadline: float) -> None:
         """Hand everything over that waits, unless readers have seen more than this model has, or Redis is away."""

@@ -71,8 +71,9 @@ class NoSaver:
         """Nothing to do."""
         return True
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def close(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """Nothing is being written."""
+        return True
 
 
 def offline_worker(settings: Settings, records: Iterable[Record]) -> Worker:

@@ -1,7 +1,8 @@
 """When to save, and saving beside the loop: the state is copied at one moment and written by a thread."""
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from worker.source import Source
 Snapshot = tuple[dict[str, Any], Header]
 _FLUSH_S = 2.0  # longest wait for rejected records to reach their topic before a save
 _RETRY_S = 10.0  # after a failed save, at most
+_HANGS_S = 30.0  # a save that takes this long is told
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +34,7 @@ class Saves(Protocol):
 
     def save_now(self, timeout_s: float, now_s: float) -> bool: ...
 
-    def close(self) -> None: ...
+    def close(self, timeout_s: float) -> bool: ...
 
 
 class Saver:
@@ -56,7 +58,6 @@ class Saver:
     ) -> None:
         self._folder, self._settings, self._snapshot, self._changes = folder, settings, snapshot, changes
         self._source, self._dead_letters, self._superseded = source, dead_letters, superseded
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._running: Future[Saved] | None = None
         self._saved = self._saving = changes()  # in the newest checkpoint, and in the one that is being written
         self._last_s: float | None = None  # when the newest save began
@@ -80,27 +81,39 @@ class Saver:
         if self._running is not None:
             if self._running.done():
                 self._finish(now_s)
+            elif now_s - self._last_s >= _HANGS_S:
+                self.problem = f"a checkpoint is being written for over {_HANGS_S:g} s: the disk is slow, or hangs"
         elif self._due(now_s):
             self._begin(now_s)
 
     def save_now(self, timeout_s: float, now_s: float) -> bool:
-        """Save what is there, waiting for it; False when it failed or took too long."""
-        if self._running is not None:
-            wait_for([self._running], timeout_s)
-            self.turn(now_s)
-        if self._running is None and self._changes() != self._saved:
+        """Save what is there, waiting that long, or twice that where a save had begun; False when it failed."""
+        if not self._waited(timeout_s, now_s):
+            return False
+        if self._changes() != self._saved:
             self._begin(now_s)
-        if self._running is not None:
-            wait_for([self._running], timeout_s)
-            if not self._running.done():
-                log.error("checkpoint_not_finished", timeout_s=timeout_s)
-                return False
-            self._finish(now_s)
-        return self.problem is None
+        return self._waited(timeout_s, now_s) and self.problem is None
 
-    def close(self) -> None:
-        """Give the thread back; a save that is being written is finished first."""
-        self._thread.shutdown()
+    def _waited(self, timeout_s: float, now_s: float) -> bool:
+        """Whether no save is being written any more."""
+        if self._running is None:
+            return True
+        if not wait_for([self._running], timeout_s).done:
+            log.error("checkpoint_not_finished", timeout_s=timeout_s)
+            return False
+        self._finish(now_s)
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        """A save that is being written is waited for; False when it takes longer: a disk may hang for ever.
+
+        What it leaves is no checkpoint, and is cleaned up by the next start.
+        """
+        running, self._running = self._running, None
+        if running is None or wait_for([running], timeout_s).done:
+            return True
+        log.error("checkpoint_given_up", timeout_s=timeout_s)
+        return False
 
     def _due(self, now_s: float) -> bool:
         if self._first_wanted and self._source.positions():
@@ -115,7 +128,7 @@ class Saver:
         self._saving = self._changes()
         state, header = self._snapshot()
         self._last_s = now_s
-        self._running = self._thread.submit(self._folder.save, state, header)
+        self._running = _begun(lambda: self._folder.save(state, header))
 
     def _finish(self, now_s: float) -> None:
         assert self._running is not None  # noqa: S101
@@ -135,3 +148,17 @@ class Saver:
         log.info("checkpoint_saved", path=str(saved.path), bytes=saved.bytes, records=saved.header.records)
         if not self._superseded():
             self._source.commit(saved.header.positions_by_partition())
+
+
+def _begun(save: Callable[[], Saved]) -> Future[Saved]:
+    """In a thread that does not keep the process from ending, should the disk never answer."""
+    saved: Future[Saved] = Future()
+
+    def run() -> None:
+        try:
+            saved.set_result(save())
+        except BaseException as error:
+            saved.set_exception(error)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return saved

@@ -20,6 +20,7 @@ from model.families import FAMILIES
 from model.learner import OnlineLearner
 from tests.clicks import MakeWorker, Send, clicks, published
 from tests.consistency import ids_of, inconsistencies
+from tests.faults.own_kafka import assert_learned
 from tests.offline import ran, small_settings
 from tests.streams import batch, clustered, differences, small_config
 from tests.waiting import eventually
@@ -505,6 +506,37 @@ def obey_permissions() -> None:
     """What this thread starts obeys permissions, root or not: the right to override them is given up for good."""
     drop_from_bounding_set, override = 24, 1
     ctypes.CDLL(None, use_errno=True).prctl(drop_from_bounding_set, override, 0, 0, 0)
+
+
+@integration
+@slow
+@pytest.mark.parametrize("when", ["while it runs", "at the stop"])
+def test_a_disk_that_hangs_is_told_and_does_not_keep_a_worker_from_stopping(
+    make_worker: MakeWorker, send: Send, redis_client: Redis, when: str
+) -> None:
+    """M8: a network volume whose server is gone. A pipe that nobody reads stands where the next save begins."""
+    values, users, items = clicks(1500)
+    settings: dict[str, object] = {"checkpoint__every_s": 0.5} if when == "while it runs" else {}
+    worker = make_worker(runtime__grace_s=4, **settings).start().wait_ready()
+    eventually(worker.checkpoints, 60, worker.describe)
+    newest = worker.checkpoints()[0]
+    pipe = newest.path.with_name(f"checkpoint-{newest.serial + 1:010d}.tmp")
+    os.mkfifo(pipe)
+    send(values[:1000])
+    worker.wait_read(1000)
+    if when == "while it runs":
+        eventually(lambda: "the disk is slow, or hangs" in worker.reasons().get("checkpoint", ""), 90, worker.describe)
+        assert worker.get("/healthz")[0] == 200
+    eventually(lambda: sum(published(redis_client, "user").values()) == 1000, 60, worker.describe)
+    assert worker.stop() == 0
+    assert worker.logged("checkpoint_not_finished")
+    assert worker.logged("checkpoint_given_up")
+    assert worker.checkpoints()[0].path == newest.path
+    send(values[1000:])
+    worker.start().wait_read(1500)
+    assert not pipe.exists()
+    assert worker.stop() == 0
+    assert_learned(worker, users, items)
 
 
 # ---- another version's checkpoints
