@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from model.learner import OnlineLearner
 from worker.checkpoint import Saved
@@ -18,7 +18,7 @@ from worker.outbox import Outbox
 from worker.report import Report
 from worker.settings import Settings
 from worker.telemetry import Telemetry
-from worker.updates import Ack, Update
+from worker.updates import Ack, Publishes, Update
 
 
 class NoPublisher:
@@ -76,12 +76,17 @@ class NoSaver:
         return True
 
 
-def offline_worker(settings: Settings, records: Iterable[Record]) -> Worker:
+def offline_worker(
+    settings: Settings,
+    records: Iterable[Record],
+    publisher_for: Callable[[OnlineLearner], Publishes] = lambda learner: NoPublisher(),  # noqa: ARG005
+) -> Worker:
     """A worker over `records` (value, timestamp in ms); `run(drain=True)` takes all of them."""
     device = set_up_device(settings.runtime)
     share, window = settings.evaluation.share, settings.evaluation.window
     learner = OnlineLearner(settings.model, device, ranked_share=share, window=window, clock=time.monotonic)
-    source, publisher, saver, dead_letters = FileSource(records), NoPublisher(), NoSaver(), NoDeadLetters()
+    publisher = publisher_for(learner)
+    source, saver, dead_letters = FileSource(records), NoSaver(), NoDeadLetters()
     items, dedup = item_intake(settings), DedupWindow(settings.events.dedup_window)
     ingest = Ingest(Decoder(settings.events), dedup, dead_letters, learner, items)
     outbox = Outbox(learner, publisher, settings.publish, catalogue=items.catalogue)
