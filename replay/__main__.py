@@ -16,7 +16,9 @@ from dotenv import dotenv_values
 
 from replay import arguments, demo, kafka_client, progress, runner
 from replay.datasets import Dataset, DatasetError, delimited, movielens
+from replay.datasets.base import Table
 from replay.datasets.synthetic import Synthetic
+from replay.description import described
 from replay.kafka_client import KafkaUnavailableError
 from replay.lines import LineWriter
 from replay.pacing import EventTime, FixedRate, Pacer, Unpaced
@@ -124,6 +126,8 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _write(options: argparse.Namespace, dataset: Dataset, selection: Selection) -> int:
+    if options.describe and isinstance(dataset, Table):
+        sys.stdout.buffer.writelines(described(dataset, whole=selection == Selection()))
     lines = LineWriter(sys.stdout.buffer)
     outcome = runner.replay(dataset, selection, _pacer(options), lines, lambda _: None, options.event_type)
     if outcome.error is not None:
@@ -257,6 +261,11 @@ def _add_choice(group: argparse._ActionsContainer) -> None:
     add("--loop", action="store_true", help="begin again at the end, until Ctrl-C")
     add("--event-type", metavar="TYPE", help="of all events (default: the data's own, else click)")
     add("--stdout", action="store_true", help="write the records to standard output, one a line; Kafka is left alone")
+    add(
+        "--describe",
+        action="store_true",
+        help="with --stdout: what is known of users and items, and the data set's own folds, in lines before them",
+    )
 
 
 def _add_kafka(group: argparse._ActionsContainer) -> None:

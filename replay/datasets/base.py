@@ -1,7 +1,7 @@
 """What every data set offers: interactions in stream order, and what is known of the items."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +26,14 @@ class Interaction(NamedTuple):
     value: float | None = None  # a rating, a dwell time
     event_type: str | None = None  # None where the data set does not tell types apart
     event_id: str | None = None  # None where the data set has none of its own
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """What is known of one user: for MovieLens `age`, `gender` and `occupation`, where they are known."""
+
+    user_id: str
+    attributes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,8 @@ class Table:
     event_types: NDArray[np.object_] | None = None  # (N,)
     event_ids: NDArray[np.object_] | None = None  # (N,)
     descriptions: tuple[Item, ...] = ()
+    people: tuple[User, ...] = ()
+    folds: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)  # by name: (N,) true for its test ratings
 
     def __len__(self) -> int:
         return len(self.users)
@@ -123,6 +133,7 @@ class Table:
             users=self.users[order],
             item_ids=self.item_ids[order],
             timestamps_ms=self.timestamps_ms[order],
+            folds={name: test[order] for name, test in self.folds.items()},
             **taken,
         )
 

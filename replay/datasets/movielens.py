@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pandas as pd
 from replay.datasets import download
 from replay.datasets.base import DatasetError, Item, Table
 from replay.datasets.files import DataFile, data_files, plain_file
+from replay.datasets.movielens_people import find_folds, read_users
 
 HOME = "https://files.grouplens.org/datasets/movielens"
 DEFAULT_CACHE = Path(".freshet/datasets")
@@ -28,6 +29,7 @@ VERSIONS: dict[str, str | None] = {
     "32m": "d472be332d4daa821edc399621853b57",
 }
 _RATINGS = ("u.data", "ratings.dat", "ratings.csv", "ml-100k.inter")
+_USERS = ("u.user", "users.dat", "ml-100k.user")
 _ITEMS = ("u.item", "movies.dat", "movies.csv", "ml-100k.item")
 _MAX_ID = np.iinfo(np.int32).max
 _EPOCH_S = 788_918_400  # MovieLens began in 1995; an earlier time is a number that was cut off
@@ -92,7 +94,10 @@ def read(path: Path, name: str) -> Table:
         raise DatasetError(f"{path}: none of {', '.join(_RATINGS)} in it")
     described = _pick(files, _ITEMS) or _beside(path)
     items = () if described is None else tuple(read_items(described))
-    return read_ratings(ratings, name, items)
+    people = _pick(files, _USERS)
+    table = _in_file_order(ratings, name, items)
+    table = replace(table, people=() if people is None else read_users(people), folds=find_folds(files, table))
+    return table.in_time_order()
 
 
 def _pick(files: Mapping[str, DataFile], names: Iterable[str]) -> DataFile | None:
@@ -143,6 +148,10 @@ def _ratings_format(file: DataFile) -> _Format:
 
 def read_ratings(file: DataFile, name: str, items: tuple[Item, ...] = ()) -> Table:
     """The ratings of one file in time order; DatasetError with the first line that is wrong."""
+    return _in_file_order(file, name, items).in_time_order()
+
+
+def _in_file_order(file: DataFile, name: str, items: tuple[Item, ...]) -> Table:
     form = _ratings_format(file)
     try:
         with file.open() as data:
@@ -166,7 +175,7 @@ def read_ratings(file: DataFile, name: str, items: tuple[Item, ...] = ()) -> Tab
         seconds * 1000,
         frame["rating"].to_numpy(),
         descriptions=items,
-    ).in_time_order()
+    )
 
 
 def _wrong_line(file: DataFile, form: _Format, reason: str) -> DatasetError:
