@@ -33,12 +33,14 @@ from worker.file_source import Record
 from worker.loop import Worker
 from worker.offline import offline_worker
 from worker.publisher import Publisher
-from worker.settings import EvaluationSettings, PublishSettings, RedisSettings, RuntimeSettings, Settings
+from worker.settings import EvaluationSettings, LogSettings, PublishSettings, RedisSettings, RuntimeSettings, Settings
 from worker.state import WorkerState
+from worker.telemetry import configure_logging
 from worker.updates import Meta
 
 FEW = 1000  # ids of the other kind, and of the smaller run
 MILLION = 1_000_000
+NOW_MS = 1_800_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def clicks(load: Load) -> Iterator[Record]:
             rng.shuffle(users)
         if n % load.items == 0:
             rng.shuffle(items)
-        yield encode(f"user-{users[n % load.users]:08d}", f"item-{items[n % load.items]:08d}"), -1
+        yield encode(f"user-{users[n % load.users]:08d}", f"item-{items[n % load.items]:08d}"), NOW_MS
         if 10 * (n + 1) // load.events > told:
             told = 10 * (n + 1) // load.events
             print(f"  {load.users} users, {load.items} items: {10 * told}%", file=sys.stderr, flush=True)
@@ -96,12 +98,15 @@ def clicks(load: Load) -> Iterator[Record]:
 
 def measure(load: Load) -> Bytes:
     """Run a worker over `load`; to be called in a process of its own."""
+    configure_logging(LogSettings(level="warning"))
     with tempfile.TemporaryDirectory() as folder, start_redis(Path(folder) / "redis") as server:
         settings = settings_for(load, server.url)
         worker = offline_worker(settings, clicks(load), lambda learner: publisher_of(settings, learner.family))
         worker.publisher.start()
         worker.run(drain=True)
         wait_for(lambda: worker.outbox.settled, worker)
+        if worker.ingest.counts["learned"] != load.events:
+            raise RuntimeError(f"not all of the {load.events} clicks were learned: {dict(worker.ingest.counts)}")
         memory, redis = status_bytes("VmRSS"), used_memory(server.url)
         checkpoint = save(worker, Path(folder) / "checkpoints")
         worker.stop()
@@ -166,7 +171,7 @@ def machine() -> str:
 def main() -> None:
     """Prints the table's rows, and how they came about."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sizing", description=__doc__.partition("\n")[0])
-    parser.add_argument("--ids", type=int, default=2**17 - 100, help="users, and items, of the larger runs")
+    parser.add_argument("--ids", type=int, default=2**16 - 100, help="users, and items, of the larger runs")
     parser.add_argument("--clicks", type=int, default=20, help="of each id")
     parser.add_argument("--dim", type=int, default=64, help="width of an embedding")
     options = parser.parse_args()
