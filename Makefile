@@ -1,8 +1,11 @@
 # Everything a newcomer needs, and nothing installed outside .venv.
 #   make demo    the main job on MovieLens-100k, end to end
 #   make test    lint, types and tests (integration tests against real servers included)
-#   make faults  every fault, the slow ones too: servers and workers killed, frozen, cut off, filled up; records fuzzed
+#   make faults  every fault, the slow ones too: servers and workers killed, frozen, cut off, filled up; then
+#                records are fuzzed for FUZZ_SECONDS=120
 #   make crash-matrix  KILLS=100 SEED=0: SIGKILL at random moments, and proof that nothing is lost or doubled
+#   make sizing  what a million users and items take in Redis, in memory and on disk
+#   make audit   known vulnerabilities of what constraints.txt pins; needs PyPI itself
 #
 # TORCH_INDEX=<url>   take torch from this package index (for example PyTorch's CPU index); default: plain pip
 # KAFKA_HOME=<dir>    use this unpacked Apache Kafka 4.x as the broker
@@ -12,15 +15,16 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
+AUDIT := .venv-audit
 
 KILLS ?= 100
 SEED ?= 0
 FUZZ_SECONDS ?= 120
 
-.PHONY: help setup demo test lint format unit faults crash-matrix readme clean
+.PHONY: help setup demo test lint format unit faults crash-matrix sizing audit readme clean
 
 help:
-	@sed -n '2,10s/^# \{0,1\}//p' Makefile
+	@sed -n '2,13s/^# \{0,1\}//p' Makefile
 
 setup: $(STAMP)
 
@@ -51,6 +55,14 @@ faults: setup
 crash-matrix: setup
 	$(BIN)/python -m tests.faults.crash_matrix --kills $(KILLS) --seed $(SEED)
 
+sizing: setup
+	$(BIN)/python -m benchmarks.sizing
+
+# --strict: what the index does not know is not as good as what has no vulnerability
+audit:
+	test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit; }
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
+
 test: lint unit
 
 format: setup
@@ -61,4 +73,4 @@ readme: setup
 	$(BIN)/python docs/update_readme.py
 
 clean:
-	rm -rf $(VENV) .freshet reports build dist *.egg-info
+	rm -rf $(VENV) $(AUDIT) .freshet reports build dist *.egg-info

@@ -67,8 +67,7 @@ class Report:
         self._tell_checkpoints()
         self._telemetry.publish_backlog.labels("users").set(self._outbox.backlog)
         self._telemetry.publish_backlog.labels("items").set(self._outbox.items_backlog)
-        for reason, message in self._reasons(now_s).items():
-            self._health.set(reason, message)
+        self._tell_reasons(self._reasons(now_s))
         if now_s >= self._log_due_s:
             self._log_due_s = now_s + _LOG_EVERY_S
             self.log("progress")
@@ -115,20 +114,22 @@ class Report:
         return (now - before) / (last - first) if last > first else 0.0
 
     def _reasons(self, now_s: float) -> dict[str, str | None]:
-        reasons = {"start": None, "superseded": None, **self._weather(now_s)}
-        if self._publisher.superseded_by is None:
-            return reasons
-        # for good: what else there may be is this worker's concern no longer
-        return dict.fromkeys(reasons) | {"superseded": self._publisher.problem}
-
-    def _weather(self, now_s: float) -> dict[str, str | None]:
+        superseded = self._publisher.superseded_by is not None
         return {
+            "start": None,
             "kafka": None if self._source.connected else "Kafka is out of reach, or the topic is not there yet",
             "partitions": self._stopped_partitions() or self._stalled_partitions(now_s),
             "redis": self._publisher.problem,
             "catching_up": None if self._outbox.live else "catching up with what readers have already seen",
             "checkpoint": self._saver.problem,
+            "superseded": self._publisher.problem if superseded else None,
         }
+
+    def _tell_reasons(self, reasons: dict[str, str | None]) -> None:
+        if reasons["superseded"] is not None:  # for good: what else there may be is no concern of this worker's
+            reasons = dict.fromkeys(reasons) | {"superseded": reasons["superseded"]}
+        for reason, message in reasons.items():
+            self._health.set(reason, message)
 
     def _stopped_partitions(self) -> str | None:
         stopped = [f"{topic}/{partition}: {why}" for (topic, partition), why in self._source.stopped.items()]
