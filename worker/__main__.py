@@ -1,4 +1,4 @@
-"""The command line: `python -m worker [run | config | check | checkpoints | forget]`."""
+"""The command line: `python -m worker [run | config | check | checkpoints | forget | evaluate]`."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worker.config_view import config_lines, load_settings, settings_table_markdown
+from worker.evaluate import command as evaluate
 from worker.settings import KafkaSettings, Settings, SettingsError
 
 
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="can Kafka, the topics, Redis, the checkpoints and the device be used?")
     check.set_defaults(command=_check)
     _add_checkpoints(commands.add_parser("checkpoints", help="list, show, verify or prune the checkpoints"))
+    evaluate.add_arguments(commands.add_parser("evaluate", help="run the loop over data sets: how good is it?"))
     forget = commands.add_parser("forget", help="have users erased by the worker that reads the topic")
     forget.add_argument("users", nargs="+", metavar="USER", help="user id; after -- one that begins with a dash")
     forget.add_argument("--topic", help="the topic with the users' events; default: the first of the settings")

@@ -170,6 +170,12 @@ def _not_json(environment: Mapping[str, str]) -> Iterator[str]:
                 yield f"{name}: a JSON object is allowed" + (f"; {structured[name].help}" if name in structured else "")
 
 
+def setting_problems(section: str, error: ValidationError) -> list[str]:
+    """One line for each mistake in a section that was validated on its own."""
+    found = error.errors(include_url=False)
+    return [_explain(ErrorDetails(**{**details, "loc": (section, *details["loc"])})) for details in found]
+
+
 def _explain(details: ErrorDetails) -> str:
     """One line for one of pydantic's errors; shows the value only of a plain setting that is no secret."""
     where = [str(part) for part in details["loc"]]
