@@ -103,20 +103,20 @@ class CheckpointFolder:
 
     def lock(self) -> None:
         """Make the folder this process's own. Raises CheckpointError that names who holds it."""
-        try:
+        with _usable(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a+")
-        except OSError as error:
-            raise CheckpointError(f"the checkpoint folder {self.path} cannot be used: {error.strerror}") from error
-        if not _locked(lock, fcntl.LOCK_EX):
+            locked = _locked(lock, fcntl.LOCK_EX)
+        if not locked:
             with lock:
                 raise CheckpointError(f"the checkpoint folder {self.path} is in use by {_holder(lock)}")
         self._lock = lock
         with suppress(OSError):  # a full disk: who holds it cannot be told, but that it is held can
             os.truncate(lock.fileno(), 0)
             os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
-        for unfinished in self.path.glob("*.tmp"):
-            unfinished.unlink(missing_ok=True)
+        with _usable(self.path):
+            for unfinished in self.path.glob("*.tmp"):
+                unfinished.unlink(missing_ok=True)
 
     def unlock(self) -> None:
         """Give the folder back."""
@@ -198,10 +198,19 @@ def as_checkpoint_error(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} does not hold what this version goes on from ({reason})") from error
 
 
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint folder {path} cannot be used: {error.strerror}") from error
+
+
 def _locked(lock: IO[str], kind: int) -> bool:
+    """False where another process has it. Raises OSError, for example where a network volume knows no locks."""
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
     return True
 

@@ -247,6 +247,15 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "host": ({"http__host": "192.0.2.1"}, "FRESHET_HTTP__HOST"),
     "name": ({"kafka__topic": "x"}, "did you mean FRESHET_KAFKA__TOPICS?"),
     "device": ({"runtime__device": "cuda:63"}, "FRESHET_RUNTIME__DEVICE"),
+    "mechanism": (
+        {
+            "kafka__security_protocol": "SASL_SSL",
+            "kafka__sasl_mechanism": "OAUTHBEARER",
+            "kafka__sasl_username": "freshet",
+            "kafka__sasl_password": SECRET,
+        },
+        "FRESHET_KAFKA__SASL_MECHANISM=OAUTHBEARER: ",
+    ),
     "authority": (
         {"kafka__security_protocol": "SSL", "kafka__ssl_cafile": "/no/such/file", "kafka__ssl_password": SECRET},
         "kafka.ssl_cafile",

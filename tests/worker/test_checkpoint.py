@@ -274,6 +274,12 @@ def test_a_folder_in_use_says_by_whom(tmp_path: Path) -> None:
     folder.unlock()
 
 
+def test_what_a_killed_save_left_and_cannot_be_removed_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-0000000001.tmp").mkdir()
+    with pytest.raises(CheckpointError, match=f"the checkpoint folder {tmp_path} cannot be used: "):
+        CheckpointFolder(tmp_path, keep=1).lock()
+
+
 def test_a_folder_that_is_a_file_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="cannot be used"):
