@@ -30,6 +30,9 @@ class ModelConfig(BaseModel):
     learning_rate: float = Field(0.1, gt=0, le=10, description="row-wise Adagrad, embeddings")
     init_std: float = Field(0.1, ge=0, le=10, description="spread of a new embedding's components")
     dense_learning_rate: float = Field(1e-3, gt=0, le=1, description="Adam, dense weights")
+    item_features: int = Field(
+        4096, ge=0, le=1_000_000, description="hashed features of described items; 0 = unclicked items get no vector"
+    )
     popularity_half_life: int = Field(10_000, ge=1, description="half-life of a click's popularity, in events")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of every random choice")
 

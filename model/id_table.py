@@ -8,6 +8,8 @@ import torch
 from model.batch import Int32, Int64
 from model.state import State
 
+_RESERVED = -(2**62)
+
 
 class IdTable:
     """Gives string ids dense rows from 1 on; row 0 is "unknown".
@@ -19,7 +21,9 @@ class IdTable:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.ids: list[str | None] = [None]  # by row
-        self.last_used = np.zeros(1024, np.int64)  # by row: number (from 1 on) of the last event that used it, 0 = free
+        # By row: number (from 1 on) of the last event that used it; 0 = free; below 0: reserved, used by none yet.
+        self.last_used = np.zeros(1024, np.int64)
+        self._next_reserved = _RESERVED
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
 
@@ -75,8 +79,13 @@ class IdTable:
         """Note that the event with number `sequence` (n,), growing, used `rows` (n,)."""
         self.last_used[rows] = sequence  # of repeated rows the last, highest number stays
 
+    def reserve(self, rows: Int32) -> None:
+        """No event has used distinct `rows` (n,) yet: they are the first to be evicted, in this order."""
+        self.last_used[rows] = self._next_reserved + np.arange(len(rows))
+        self._next_reserved += len(rows)
+
     def least_recently_used(self, count: int) -> Int32:
-        """The `count` rows (or all) whose last use is longest ago, oldest first."""
+        """The `count` rows (or all) whose last use is longest ago, oldest first; reserved ones before all others."""
         used = self.last_used[: self.rows]
         live = np.flatnonzero(used)  # freed rows and row 0 have no last use
         if count < len(live):
@@ -120,3 +129,8 @@ class IdTable:
         self._free = free.tolist()
         self.last_used = np.zeros(max(1024, 2 * self.rows), np.int64)
         self.last_used[: self.rows] = last_used.numpy()
+        self._next_reserved = int(self.last_used.min())
+        if self._next_reserved < 0:
+            self._next_reserved = int(self.last_used[self.last_used < 0].max()) + 1
+        else:
+            self._next_reserved = _RESERVED

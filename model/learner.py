@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from model.batch import Bool, EventBatch, Float32, Int32, Int64, PastEvents, TrainingBatch, joined
 from model.config import ModelConfig
 from model.families import FAMILIES
+from model.features import ItemFeatures
 from model.history import ClickLog
 from model.id_table import IdTable
 from model.kernels import compacted
@@ -72,6 +73,7 @@ class OnlineLearner:
         self.sampler = NegativeSampler(config.negative_power)
         self.replay = ReplayBuffer(config.replay_mean_age)
         self.metrics = Prequential(window)
+        self.features = ItemFeatures(config.item_features, self.family.item_width, device)
         self.first_seen = np.full(1024, NEVER, np.int64)  # by item row: number of the event it appeared with
         self.events = 0  # ever handed to `observe`
         self.steps = 0
@@ -128,6 +130,7 @@ class OnlineLearner:
         self.family.grow(users, items)
         self.popularity.grow(items)
         self.sampler.grow(items)
+        self.features.grow(items)
         if items > len(self.first_seen):
             more = max(items, 2 * len(self.first_seen)) - len(self.first_seen)
             self.first_seen = np.concatenate([self.first_seen, np.full(more, NEVER)])
@@ -151,6 +154,35 @@ class OnlineLearner:
             self._forget_users(rows)
         return changes
 
+    def describe(self, items: list[str], hashes: Int32) -> None:
+        """Distinct `items` (n,) are known by these features (n, PER_ITEM) from now on.
+
+        Those that nobody has clicked yet get a row, too, while there is room without evicting any, and a vector from
+        what clicked items with their features are like.
+        """
+        if not self.config.item_features:
+            return
+        new = [item for item in items if item not in self.items][: self.items.room]
+        self.items.reserve(self.items.admit(new))
+        self._grow()
+        rows = self.items.lookup(items)
+        self.features.describe(rows[rows > 0], hashes[rows > 0])
+        self._place(rows[self.items.last_used[rows] < 0])
+
+    def withdraw(self, items: list[str]) -> Observed:
+        """What described `items` holds no longer; those that nobody has clicked lose their rows."""
+        changes, rows = Observed(), self.items.lookup(items)
+        self.features.forget(rows)
+        unclicked = rows[self.items.last_used[rows] < 0]
+        if len(unclicked):
+            changes.evicted_items.append((unclicked, self.items.evict(unclicked)))
+            self._forget_items(unclicked)
+        return changes
+
+    def _place(self, unclicked: Int32) -> None:
+        if len(unclicked) and self.features.learned:
+            self.family.place_items(self._tensor(unclicked), self.features.told(unclicked))
+
     def _forget_users(self, rows: Int32) -> None:
         """Reset everything that refers to user `rows`, before they are handed out again."""
         self.log.forget_users(rows)
@@ -163,6 +195,7 @@ class OnlineLearner:
         self.replay.forget_items(_flags(rows, self.items.rows))
         self.popularity.forget(rows)
         self.sampler.forget(rows)
+        self.features.forget(rows)
         self.first_seen[rows] = NEVER
         self.family.reset_items(rows)
 
@@ -189,7 +222,7 @@ class OnlineLearner:
 
     def items_live(self, rows: Int32) -> Bool:
         """True (n,) where an item row belongs to an id."""
-        live: Bool = self.items.last_used[rows] > 0
+        live: Bool = self.items.last_used[rows] != 0
         return live
 
     def _user_vectors(self, users: Int32, history: Int32) -> torch.Tensor:
@@ -214,9 +247,20 @@ class OnlineLearner:
         self.sampler.count(events.items[positive])
         self._step(events)
         self.family.observe(events, self.log)
+        self._learn_features(events.items[positive])
         # An event that cannot be learned must not come back with every replay.
         self.replay.add(events.where((events.weights != 0) & np.isfinite(events.weights)))
         self.figures.seconds.append(self._clock() - began)
+
+    def _learn_features(self, clicked: Int32) -> None:
+        """Let features follow the vectors of the items that were just learned, and unclicked items the features."""
+        if not self.config.item_features:
+            return
+        rows = self.features.known(np.unique(clicked))
+        if len(rows):
+            self.features.learn(rows, self.family.item_parameters(self._tensor(rows)))
+        rows = self.features.next_rows(self.items.rows)
+        self._place(rows[self.items.last_used[rows] < 0])
 
     def take_figures(self) -> StepFigures:
         """What the steps since the last call summed up to."""
@@ -307,6 +351,7 @@ class OnlineLearner:
             "sampler": self.sampler.state(items),
             "replay": self.replay.state(),
             "metrics": self.metrics.state(),
+            "features": self.features.state(items),
             "first_seen": torch.from_numpy(self.first_seen[:items].copy()),
             "pending": {n: torch.from_numpy(getattr(pending, n).copy()) for n in PastEvents.__slots__},
             "events": self.events,
@@ -317,6 +362,8 @@ class OnlineLearner:
         """Become the learner whose `state` this is; the settings must be those it was made with."""
         for name in ("users", "items", "log", "family", "popularity", "sampler", "replay", "metrics"):
             getattr(self, name).load(state[name])
+        if "features" in state:  # not there before items were described
+            self.features.load(state["features"])
         self.events, self.steps = state["events"], state["steps"]
         self.first_seen = state["first_seen"].numpy().copy()
         self._pending = _Pending(self.config.batch_size)

@@ -80,6 +80,25 @@ class Recommender(ABC):
         for table in self.user_tables.values():
             table.reset(rows)
 
+    @property
+    def item_width(self) -> int:
+        """Numbers that are learned of one item."""
+        return sum(table.width for table in self.item_tables.values())
+
+    def item_parameters(self, rows: Tensor) -> Tensor:
+        """What is learned of item rows (n,): (n, item_width)."""
+        return torch.cat([rows.new_empty((len(rows), 0), dtype=torch.float32), *self._item_columns(rows)], dim=1)
+
+    def place_items(self, rows: Tensor, values: Tensor) -> None:
+        """Let item rows (n,) that nobody has clicked go on from `values` (n, item_width)."""
+        start = 0
+        for table in self.item_tables.values():
+            table.weight[rows] = values[:, start : start + table.width]
+            start += table.width
+
+    def _item_columns(self, rows: Tensor) -> list[Tensor]:
+        return [table.weight[rows] for table in self.item_tables.values()]
+
     def reset_items(self, rows: Int32) -> None:
         """Make item rows as good as new."""
         for table in self.item_tables.values():

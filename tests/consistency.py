@@ -49,6 +49,7 @@ def _tables(learner: State) -> Iterator[str]:
     sizes = {
         "items' last use": len(learner["items"]["last_used"]),
         "first seen": len(learner["first_seen"]),
+        "features": len(learner["features"]["hashes"]),
         "popularity": len(learner["popularity"]["weight"]),
         "clicks": len(learner["sampler"]["clicks"]),
         **{f"item table {name}": len(table["weight"]) for name, table in family["items"].items()},
@@ -63,7 +64,7 @@ def _references(learner: State, outbox: State) -> Iterator[str]:
     for kind, flags in live.items():
         table = learner[kind]
         flags[list(ids_of(table).values())] = True
-        if not torch.equal(flags, table["last_used"] > 0):
+        if not torch.equal(flags, table["last_used"] != 0):
             yield f"{kind} with a row and without a last use, or the other way round"
         if sorted(table["free"].tolist()) != [row for row in range(1, len(flags)) if not flags[row]]:
             yield f"free rows of {kind} are not those without an id"

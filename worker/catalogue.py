@@ -1,8 +1,13 @@
 """What the items topic says of the items: titles, attributes and whether they can be had; bounded."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from model.batch import Int32
+from model.features import PER_ITEM, feature_hashes
 from worker.items import Description
 
 _UNKNOWN = Description()
@@ -64,6 +69,12 @@ class Catalogue:
             self.unavailable.discard(item_id)
             self.evicted += 1
         return gone
+
+    def features(self, ids: Sequence[str]) -> Int32:
+        """The features (n, PER_ITEM) of `ids` (n,), for the model."""
+        found = [self.get(item_id) for item_id in ids]
+        hashes = [feature_hashes(title, json.loads(attributes)) for title, attributes, _ in found]
+        return np.stack(hashes) if hashes else np.empty((0, PER_ITEM), np.int32)
 
     def columns(self, ids: Sequence[str]) -> Columns:
         """What is published of `ids` (n,)."""

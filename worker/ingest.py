@@ -105,7 +105,14 @@ class Ingest:
             withdrawn=withdrawn,
         )
         changed = items.catalogue.take(decoded.changes)
-        return Taken(Observed(), _NO_TIMES, described=changed)
+        return Taken(self._learn_descriptions(changed, items.catalogue), _NO_TIMES, described=changed)
+
+    def _learn_descriptions(self, changed: list[str], catalogue: Catalogue) -> Observed:
+        """What cannot be had and nobody has clicked needs no vector."""
+        known = [item for item in changed if item in catalogue]
+        told = [item for item in known if item not in catalogue.unavailable or item in self._learner.items]
+        self._learner.describe(told, catalogue.features(told))
+        return self._learner.withdraw([item for item in changed if item not in catalogue])
 
     def _reject(self, records: Records, rejected: list[Rejected]) -> None:
         self.reasons.update(str(each.reason) for each in rejected)
