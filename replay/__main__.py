@@ -95,6 +95,7 @@ def _synthetic(options: argparse.Namespace) -> Dataset:
         n_clusters=options.clusters,
         seed=options.seed,
         drift_at=options.drift_at,
+        interval_s=options.interval_s,
         repeats=options.repeats,
         mode=options.mode,
     )
@@ -229,7 +230,9 @@ def _add_synthetic(command: argparse.ArgumentParser) -> None:
     ):
         add(f"--{name}", type=arguments.positive, default=default, help=f"{what} (default: {default})")
     add("--seed", type=int, default=0, help="another seed, another stream")
-    add("--drift-at", type=arguments.natural, metavar="N", help="from event N on, every user likes another cluster")
+    drift = "from event N on, every user likes another cluster; with N,N,… each group of users from its own event on"
+    add("--drift-at", type=arguments.naturals, metavar="N[,N…]", help=drift)
+    add("--interval-s", type=arguments.above_zero, default=1.0, metavar="S", help="seconds between events (default: 1)")
     add("--repeats", type=arguments.finite, default=0.0, metavar="SHARE", help="clicks on the user's last item again")
     add("--mode", choices=["sessions", "uniform"], default="sessions", help="clicks in a row, or any user each")
 

@@ -30,6 +30,11 @@ above_zero = _number(float, lambda value: 0 < value < math.inf, "a number above 
 finite = _number(float, math.isfinite, "a number")
 
 
+def naturals(text: str) -> tuple[int, ...]:
+    """Whole numbers from 0, separated by commas."""
+    return tuple(natural(number) for number in text.split(","))
+
+
 def start(text: str) -> int | datetime:
     """A number of an event, or a time; UTC unless it says otherwise."""
     if text.isdecimal():

@@ -33,18 +33,22 @@ class Synthetic:
     n_items: int = 2_000
     n_clusters: int = 10
     seed: int = 0
-    drift_at: int | None = None  # from this event on every user has another taste
+    drift_at: int | tuple[int, ...] | None = None  # from this event on every user has another taste; of several
+    # numbers each is for a group of its own: user u is in group u modulo their count
     repeats: float = 0.0  # share of the clicks that go to the user's last item again
     focus: float = 0.9  # share of the clicks that go to the user's own cluster
     zipf: float = 1.0  # an item's popularity in its cluster is 1 / rank^zipf
     session: float = 8.0  # mean number of clicks that a user makes in a row
     present: float = 0.5  # share of users and items that are there from the beginning
+    interval_s: float = 1.0  # between two events; less where the stream would be longer than a year
     mode: Literal["sessions", "uniform"] = "sessions"  # uniform: each click is by any user
     name: str = "synthetic"
 
     def __post_init__(self) -> None:
         self._require(min(self.n_events, self.n_users, self.n_clusters) >= 1, "sizes are at least 1")
         self._require(self.n_items >= self.n_clusters, "there are at least as many items as clusters")
+        self._require(self.drift_at != (), "a drift needs a moment")
+        self._require(self.interval_s > 0, "interval_s is above 0")
         self._require(self.session >= 1 and self.zipf >= 0, "session is at least 1, zipf at least 0")
         self._require(self.drift_at is None or self.n_clusters > 1, "a drift needs two clusters")
         for share in _SHARES:
@@ -87,7 +91,10 @@ class Synthetic:
         """(b,) The cluster that each of `users` likes at each of `indexes`."""
         if self.drift_at is None:
             return self.user_clusters[users]
-        return np.where(indexes >= self.drift_at, self.drifted_user_clusters[users], self.user_clusters[users])
+        moments = np.atleast_1d(np.array(self.drift_at))
+        return np.where(
+            indexes >= moments[users % len(moments)], self.drifted_user_clusters[users], self.user_clusters[users]
+        )
 
     def items(self) -> Sequence[Item]:
         clusters = self.item_clusters.tolist()
@@ -97,8 +104,7 @@ class Synthetic:
         ]
 
     def _times_ms(self, indexes: Ints) -> Ints:
-        # one event a second, or as close together as makes them fit into a year
-        return _START_MS + (indexes * min(1000.0, _SPAN_MS / self.n_events)).astype(np.int64)
+        return _START_MS + (indexes * min(1000.0 * self.interval_s, _SPAN_MS / self.n_events)).astype(np.int64)
 
     def index_at(self, timestamp_ms: int) -> int:
         def time_ms(index: int) -> int:

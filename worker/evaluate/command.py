@@ -53,6 +53,7 @@ def _add_rows(group: argparse._ArgumentGroup) -> None:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of all rows: model.replay=1")
     add("--variant", action="append", default=[], metavar="NAME:SETTING=VALUE,…", help="one more row")
     add("--seeds", default="", metavar="N,…", help="each row once for each seed")
+    add("--nightly", action="store_true", help="the first row's model, too, trained each night and frozen by day")
     add("--peers", action="store_true", help="all peers too: other recommenders on the same events")
     add("--peer", default="", metavar="NAME,…", help="these peers too")
 

@@ -1,5 +1,6 @@
 """Data sets by name or path, as `python -m replay` reads them: it runs beside and writes its records down."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -74,7 +75,8 @@ def find(given: str, reading: Reading) -> Dataset:
 def _synthetic(given: str, options: str) -> Sequence[str]:
     """`events=5000,drift_at=2000` as words for the replay tool."""
     words: list[str] = []
-    for pair in filter(None, options.split(",")):
+    # a comma before a number goes on with a list: drift_at=1000,2000
+    for pair in filter(None, re.split(r",(?!\d)", options)):
         key, is_pair, value = pair.partition("=")
         if not (is_pair and key and value):
             raise EvaluationError(f"{given}: {pair!r} is no KEY=VALUE; `python -m replay synthetic --help` lists them")

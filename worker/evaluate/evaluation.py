@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from worker.evaluate import plots, progress, report
+from worker.evaluate import nightly, plots, progress, report
 from worker.evaluate.command import reading_words, selection
 from worker.evaluate.dataset import Dataset, EvaluationError, Reading, find
 from worker.evaluate.peers.base import peer_row
@@ -59,18 +59,29 @@ class Evaluation:
                 self._say(line)
         try:
             stream = read_stream(records, self._settings.events)
+            if self._options.nightly:
+                nightly.days(stream)  # fails before anything has run
         except EvaluationError as error:
             raise EvaluationError(f"{dataset.name}: {error}") from None
         before = len(self._rows)
         for variant in self._variants:
             with progress.shown(f"{dataset.name}: {variant.name}", len(stream), self._console) as advance:
                 self._add(dataset, worker_row(variant, records, stream, advance))
+        if self._options.nightly:
+            self._nightly(dataset, stream)
         for name in self._peers:
             self._peer(dataset, stream, name)
         rows = self._rows[before:]
         Console(width=None if Console().is_terminal else 200).print(report.terminal_table(dataset.name, rows))
-        if sentence := report.best_peer(rows):
+        for sentence in filter(None, (report.best_peer(rows), *report.uplifts(rows))):
             print(sentence, flush=True)
+
+    def _nightly(self, dataset: Dataset, stream: EventStream) -> None:
+        variant, online = self._variants[0], self._rows[-len(self._variants)]
+        for fresh in (False, True):
+            with progress.shown(f"{dataset.name}: {variant.name}, nightly", len(stream), self._console) as advance:
+                row = nightly.nightly_row(variant, stream, advance, fresh=fresh)
+            self._add(dataset, {**row, "uplift": nightly.uplift(online, row)})
 
     def _peer(self, dataset: Dataset, stream: EventStream, name: str) -> None:
         with progress.shown(f"{dataset.name}: {name}", len(stream), self._console) as advance:

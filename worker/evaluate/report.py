@@ -66,7 +66,7 @@ def write_markdown(path: Path, head: dict[str, Any], rows: Sequence[Row], plots:
     for name in dict.fromkeys(row["dataset"] for row in rows):
         of = [row for row in rows if row["dataset"] == name]
         lines += [f"## {name}", "", f"{of[0]['events']:,} events{_selected(of[0])}.", "", *_table(of), ""]
-        lines += [sentence for sentence in (best_peer(of),) if sentence]
+        lines += [sentence for sentence in (best_peer(of), *uplifts(of)) if sentence]
     lines += ["", _LEGEND, "", *(f"![{plot.stem}]({plot.name})\n" for plot in plots)]
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
@@ -101,6 +101,20 @@ def best_peer(rows: Sequence[Row]) -> str | None:
         best = max(peers, key=lambda row: float(row[field]))
         ratios.append(f"{mine[field] / max(best[field], 1e-9):.3f} times {best['name']}")
     return f"Recall@10 of {mine['name']}: {ratios[0]}; last half {ratios[1]}."
+
+
+def uplifts(rows: Sequence[Row]) -> list[str]:
+    """What being online is worth, for each model that was frozen by day."""
+    found = [row["uplift"] for row in rows if "uplift" in row]
+    return [
+        f"Online against {gain['over']}: Recall@10 {_signed(gain['recall_at_10'])}, "
+        f"last half {_signed(gain['recall_at_10_last_half'])}."
+        for gain in found
+    ]
+
+
+def _signed(gain: float | None) -> str:
+    return "from nothing" if gain is None else f"{gain:+.0%}"
 
 
 def terminal_table(name: str, rows: Sequence[Row]) -> Table:

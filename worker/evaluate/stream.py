@@ -23,7 +23,7 @@ _WIDTH = 128  # of the random projection
 class _Columns:
     users: list[str]
     items: list[str]
-    positive: Bool
+    weights: Float32
     observe: Bool
     times_ms: Int64
 
@@ -34,7 +34,7 @@ class EventStream:
 
     users: Int32  # (N,)
     items: Int32  # (N,)
-    positive: Bool  # (N,) is ranked and learned as a click
+    weights: Float32  # (N,) of the gradient; an event above 0 is a click, which is ranked
     observe: Bool  # (N,) enters histories and counts as seen
     times_ms: Int64  # (N,) negative = none
     user_ids: list[str]
@@ -43,10 +43,15 @@ class EventStream:
     def __len__(self) -> int:
         return len(self.users)
 
+    @cached_property
+    def positive(self) -> Bool:
+        """(N,) Events that are ranked and learned as clicks."""
+        return self.weights > 0
+
     def head(self, events: int) -> "EventStream":
         """The first `events`, and only their users and items."""
         users, items = self.users[:events], self.items[:events]
-        columns = (getattr(self, name)[:events] for name in ("positive", "observe", "times_ms"))
+        columns = (self.weights[:events], self.observe[:events], self.times_ms[:events])
         return EventStream(users, items, *columns, self.user_ids[: users.max() + 1], self.item_ids[: items.max() + 1])
 
     @cached_property
@@ -82,14 +87,14 @@ def read_stream(path: Path, settings: EventSettings) -> EventStream:
     decoder, dedup = Decoder(settings), DedupWindow(settings.dedup_window)
     rejected: Counter[str] = Counter()
     parts = list(_parts(path, decoder, dedup, rejected))
-    positive = np.concatenate([np.empty(0, np.bool_), *(part.positive for part in parts)])
-    if not positive.any():
+    weights = np.concatenate([np.empty(0, np.float32), *(part.weights for part in parts)])
+    if not (weights > 0).any():
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in rejected.items())
         raise EvaluationError(f"there is no event to evaluate{f' (rejected: {reasons})' if reasons else ''}")
     users, user_ids = _numbered([part.users for part in parts])
     items, item_ids = _numbered([part.items for part in parts])
     observe, times_ms = (np.concatenate([getattr(part, name) for part in parts]) for name in ("observe", "times_ms"))
-    return EventStream(users, items, positive, observe, times_ms, user_ids, item_ids)
+    return EventStream(users, items, weights, observe, times_ms, user_ids, item_ids)
 
 
 def _parts(path: Path, decoder: Decoder, dedup: DedupWindow, rejected: Counter[str]) -> Iterator[_Columns]:
@@ -103,7 +108,7 @@ def _parts(path: Path, decoder: Decoder, dedup: DedupWindow, rejected: Counter[s
 
 def _columns(decoded: Decoded, rows: Int64) -> _Columns:
     users, items = ([ids[row] for row in rows.tolist()] for ids in (decoded.users, decoded.items))
-    return _Columns(users, items, decoded.weights[rows] > 0, decoded.observe[rows], decoded.times_ms[rows])
+    return _Columns(users, items, decoded.weights[rows], decoded.observe[rows], decoded.times_ms[rows])
 
 
 def _numbered(parts: list[list[str]]) -> tuple[Int32, list[str]]:
