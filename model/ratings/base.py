@@ -77,7 +77,8 @@ class RatingModel(nn.Module, ABC):
     def loss(self, rows: Tensor) -> Tensor:
         """Loss () on the ratings `rows` (n,) of the training set."""
         users, items = self.train_set.users[rows], self.train_set.items[rows]
-        return (self(users, items) - self.train_set.values[rows]).square().mean() + self.penalty(users, items)
+        errors: Tensor = self(users, items) - self.train_set.values[rows]
+        return errors.square().mean() + self.penalty(users, items)
 
     @torch.no_grad()
     def predict(self, users: Tensor, items: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ Advance = Callable[[int], None]  # takes the number of events so far
 
 
 @contextmanager
-def shown(what: str, total: int, console: Console) -> Iterator[Advance]:
+def shown(what: str, total: int, console: Console, unit: str = "events") -> Iterator[Advance]:
     """Show progress while the block runs."""
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -20,16 +20,16 @@ def shown(what: str, total: int, console: Console) -> Iterator[Advance]:
             task = progress.add_task(what, total=total)
             yield lambda done: progress.update(task, completed=done)
         return
-    yield _lines(what, total, console)
+    yield _lines(what, total, console, unit)
 
 
-def _lines(what: str, total: int, console: Console) -> Advance:
+def _lines(what: str, total: int, console: Console, unit: str) -> Advance:
     due = time.monotonic() + _LINE_EVERY_S
 
     def advance(done: int) -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + _LINE_EVERY_S
-            console.print(f"{what}: {done:,} of {total:,} events", highlight=False, soft_wrap=True)
+            console.print(f"{what}: {done:,} of {total:,} {unit}", highlight=False, soft_wrap=True)
 
     return advance

@@ -43,9 +43,9 @@ class RatingPlan:
         for what, given, known in (("model", self.models, MODELS), ("split", self.splits, SPLITS)):
             unknown = [name for name in given if name not in known]
             if unknown or not given:
-                raise EvaluationError(f"no {what} {', '.join(unknown)!r}; there are: {', '.join(known)}")
-        if not self.seeds:
-            raise EvaluationError("at least one seed is needed")
+                raise EvaluationError(f"no {what} {', '.join(unknown)}; there are: {', '.join(known)}")
+        if not self.seeds or min(self.seeds) < 0:
+            raise EvaluationError(f"--seeds {','.join(map(str, self.seeds))}: numbers from 0 on are needed")
 
 
 def run_ratings(settings: Settings, options: argparse.Namespace, command: str) -> int:
@@ -101,7 +101,7 @@ def rating_rows(name: str, data: RatingData, plan: RatingPlan, device: torch.dev
     for split in _splits(data, plan):
         for kind in kinds:
             epochs = sum(settings.max_epochs for settings in kind.candidates)
-            with shown(f"{kind.name}, {split.name}, seed {split.seed}", epochs, console) as advance:
+            with shown(f"{kind.name}, {split.name}, seed {split.seed}", epochs, console, "epochs") as advance:
                 row = rating_row(data, kind.name, split, device, _counted(advance))
             yield {"dataset": name, **row}
 
