@@ -10,7 +10,7 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    family: Literal["two_tower", "mf"] = Field("two_tower", description="model family")
+    family: Literal["two_tower", "mf", "mlp", "gnn", "attention"] = Field("two_tower", description="model family")
     dim: int = Field(64, ge=1, le=1024, description="width of an embedding; what is published may be wider")
     history: int = Field(50, ge=1, le=500, description="newest clicks of a user that make its vector")
     seen_items: int = Field(
@@ -30,6 +30,14 @@ class ModelConfig(BaseModel):
     learning_rate: float = Field(0.1, gt=0, le=10, description="row-wise Adagrad, embeddings")
     init_std: float = Field(0.1, ge=0, le=10, description="spread of a new embedding's components")
     dense_learning_rate: float = Field(1e-3, gt=0, le=1, description="Adam, dense weights")
+    fusion: bool = Field(
+        True, description="join the family's score with counts of clicks, by weights that are learned online"
+    )
+    fusion_share: float = Field(0.125, gt=0, le=1, description="share of the events that the fusion's weights learn from")
+    neighbours: int = Field(1024, ge=8, le=65_536, description="places for the items that were clicked with an item")
+    codes: int = Field(
+        64, ge=1, le=1024, description="components of a published vector that carry what the fusion adds to the family"
+    )
     item_features: int = Field(
         4096, ge=0, le=1_000_000, description="hashed features of described items; 0 = unclicked items get no vector"
     )

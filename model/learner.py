@@ -19,16 +19,19 @@ from model.batch import Bool, EventBatch, Float32, Int32, Int64, PastEvents, Tra
 from model.config import ModelConfig
 from model.families import FAMILIES
 from model.features import ItemFeatures
+from model.fusion import Fusion
 from model.history import ClickLog
 from model.id_table import IdTable
 from model.kernels import compacted
 from model.metrics import Prequential
 from model.popularity import Popularity
-from model.ranking import RankListener, rank
+from model.publishing import FITTED, Best, Readout, best_items
+from model.ranking import RankListener, mask_seen, rank
 from model.sampling import NegativeSampler, ReplayBuffer, block_seen, generator
 from model.state import State
 
 NEVER = np.iinfo(np.int64).max
+_SCORES_AT_ONCE = 4_000_000  # users times items that are scored together
 EVICTED_AT_ONCE = 0.01  # of the capacity: a full table is not searched for each new id
 
 
@@ -69,6 +72,8 @@ class OnlineLearner:
         self.users, self.items = IdTable(config.user_capacity), IdTable(config.item_capacity)
         self.log = ClickLog(config.seen_items)
         self.family = FAMILIES[config.family](config, device)
+        self.fusion = Fusion(config) if config.fusion else None
+        self.readout = Readout(config, self.family, self.fusion)
         self.popularity = Popularity(config.popularity_half_life)
         self.sampler = NegativeSampler(config.negative_power)
         self.replay = ReplayBuffer(config.replay_mean_age)
@@ -81,6 +86,7 @@ class OnlineLearner:
         self.figures = StepFigures()
         self.listener: RankListener | None = None
         self._ranked_share, self._clock = ranked_share, clock
+        self._fusion_as_of = (-1, -1, -1)  # the event, steps and item rows that the item features were made for
         self._pending = _Pending(config.batch_size)
 
     @property
@@ -131,6 +137,8 @@ class OnlineLearner:
         self.popularity.grow(items)
         self.sampler.grow(items)
         self.features.grow(items)
+        if self.fusion:
+            self.fusion.grow(items)
         if items > len(self.first_seen):
             more = max(items, 2 * len(self.first_seen)) - len(self.first_seen)
             self.first_seen = np.concatenate([self.first_seen, np.full(more, NEVER)])
@@ -198,14 +206,46 @@ class OnlineLearner:
         self.features.forget(rows)
         self.first_seen[rows] = NEVER
         self.family.reset_items(rows)
+        if self.fusion:
+            self.fusion.forget(rows, self.items.rows)
 
     def user_vectors(self, rows: Int32) -> Float32:
         """Vectors (n, dim) of user rows, from their newest clicks."""
-        return self._user_vectors(rows, self.log.newest(rows, self.config.history)).cpu().numpy()
+        return self.refreshed(rows)[0]
 
     def item_vectors(self) -> Float32:
         """Vectors (rows, dim) of all item rows; row 0 is nobody's."""
-        return self.family.item_vectors(slice(0, self.items.rows)).cpu().numpy()
+        self._refresh_fusion(self.events - self.pending + 1)
+        return self.readout.items(self.items.rows).cpu().numpy()
+
+    def refreshed(self, rows: Int32, count: int = FITTED, without: Bool | None = None) -> tuple[Float32, Best]:
+        """Vectors (n, dim) of user rows from their newest clicks, and their `count` best items by the full score.
+
+        Left out of the best are what the user has clicked, rows that belong to no item, and the rows `without` (rows,).
+        """
+        self._refresh_fusion(self.events - self.pending + 1)
+        items = self.readout.items(self.items.rows)
+        nobody = self.items.last_used[: self.items.rows] <= 0
+        absent = torch.from_numpy(nobody if without is None else nobody | without)
+        at_once = max(1, _SCORES_AT_ONCE // max(1, self.items.rows))
+        vectors, best = [], []
+        for start in range(0, len(rows), at_once):
+            users = rows[start : start + at_once]
+            history = self.log.newest(users, self.config.history)
+            scores = self.readout.scores(self._tensor(users), history, self.items.rows)
+            mask_seen(scores, self.log.before(users, self.log.count[users]))
+            scores.masked_fill_(absent.to(scores.device), float("-inf"))
+            best.append(best_items(scores, max(count, FITTED)))
+            vectors.append(self.readout.users(self._tensor(users), history, best[-1], items).cpu().numpy())
+        none = np.empty((0, self.readout.dim), np.float32)
+        return np.concatenate([none, *vectors]), Best.joined(best, count)
+
+    def _refresh_fusion(self, now: int) -> None:
+        """Make the item features anew, as of the next event to be learned, unless nothing has changed since."""
+        rows = self.items.rows
+        if self.fusion and self._fusion_as_of != (now, self.steps, rows):
+            self.fusion.refresh(self.popularity.counts(rows), self.first_seen[:rows], now)
+            self._fusion_as_of = (now, self.steps, rows)
 
     def user_ids(self, rows: Int32) -> list[str]:
         """Whose user rows these are."""
@@ -225,24 +265,24 @@ class OnlineLearner:
         live: Bool = self.items.last_used[rows] != 0
         return live
 
-    def _user_vectors(self, users: Int32, history: Int32) -> torch.Tensor:
-        return self.family.user_vectors(self._tensor(users), self._tensor(history))
-
     # --- the slow path -------------------------------------------------------------------------------------
 
     def learn(self) -> None:
         """Score and learn the filling mini-batch, full or not. In this order:
 
         1. rank each event among the items that were there and unseen, by the model and by popularity;
-        2. count the events' items; 3. one optimizer step, replayed events beside; 4. tell the family of the events;
-        5. keep them for replay.
+        2. learn and count what the fusion needs; 3. count the events' items; 4. one optimizer step, replayed events
+        beside; 5. tell the family of the events; 6. keep them for replay.
         """
         events = self._pending.take()
         if not len(events):
             return
         began = self._clock()
         seen = self.log.before(events.users, events.positions)
+        self._refresh_fusion(int(events.sequence[0]))
         self._rank(events, seen)
+        if self.fusion:
+            self._learn_fusion(events, self.fusion)
         positive = events.weights > 0
         self.sampler.count(events.items[positive])
         self._step(events)
@@ -269,18 +309,40 @@ class OnlineLearner:
 
     def _rank(self, events: PastEvents, seen: tuple[Int32, Int64]) -> None:
         positive = events.weights > 0
-        # Spread evenly by the golden ratio: the same events are ranked however they were grouped.
-        ranked = positive & ((events.sequence * 0.6180339887498949) % 1.0 < self._ranked_share)
+        ranked = positive & _chosen(events.sequence, self._ranked_share)
         first_seen = self.first_seen[: self.items.rows]
         popular = self.popularity.rank_and_add(events.items, positive, events.sequence, first_seen, seen, ranked)
         if ranked.any():
-            history = self.log.window(events.users, events.positions, self.config.history)
-            scores = self.family.full_scores(self._tensor(events.users), self._tensor(history), self.items.rows)
+            events = events.where(ranked)
+            scores = self.readout.scores(self._tensor(events.users), self._history(events), self.items.rows)
             wanted = self.listener.top if self.listener else 0
-            ranks, top = rank(scores, events, self._tensor(first_seen), seen, wanted)
-            self.metrics.add(ranks[ranked], popular[ranked])
+            before = self.log.before(events.users, events.positions)
+            ranks, top = rank(scores, events, torch.from_numpy(first_seen).to(scores.device), before, wanted)
+            self.metrics.add(ranks, popular[ranked])
             if self.listener:
-                self.listener.ranked(events.where(ranked), ranks[ranked], popular[ranked], top[ranked])
+                self.listener.ranked(events, ranks, popular[ranked], top)
+
+    def _history(self, events: PastEvents) -> Int32:
+        return self.log.window(events.users, events.positions, self.config.history)
+
+    def _learn_fusion(self, events: PastEvents, fusion: Fusion) -> None:
+        """Move the fusion's weights by some of the events, then count all of them."""
+        positive = events.where(events.weights > 0)
+        known = self.first_seen[positive.items] < positive.sequence
+        taught = positive.where(known & _chosen(positive.sequence, self.config.fusion_share))
+        negatives = self.sampler.draw(self.config.negatives, generator(self.config.seed, "fusion", self.steps))
+        if len(taught) and negatives.any():
+            history = self._history(taught)
+            users = self._tensor(taught.users)
+            scores = self.family.full_scores(users, self._tensor(history), self.items.rows).cpu().numpy()
+            candidates = np.column_stack([taught.items, np.broadcast_to(negatives, (len(taught), len(negatives)))])
+            blocked = np.zeros((len(taught), len(negatives)), np.bool_)
+            before = self.log.before(taught.users, taught.positions)
+            block_seen(negatives, taught.items, *before, self.items.rows, blocked)
+            blocked = np.column_stack([np.zeros(len(taught), np.bool_), blocked | (negatives == 0)])
+            log_q = self.sampler.log_expected(candidates, len(negatives))
+            fusion.learn(candidates, log_q, blocked, np.take_along_axis(scores, candidates, 1), history)
+        fusion.count(positive.items, self._history(positive), positive.sequence)
 
     def _step(self, events: PastEvents) -> None:
         rng = generator(self.config.seed, "step", self.steps)
@@ -347,6 +409,7 @@ class OnlineLearner:
             "items": self.items.state(),
             "log": self.log.state(users),
             "family": self.family.state(users, items),
+            "fusion": self.fusion.state(items) if self.fusion else None,
             "popularity": self.popularity.state(items),
             "sampler": self.sampler.state(items),
             "replay": self.replay.state(),
@@ -362,6 +425,8 @@ class OnlineLearner:
         """Become the learner whose `state` this is; the settings must be those it was made with."""
         for name in ("users", "items", "log", "family", "popularity", "sampler", "replay", "metrics"):
             getattr(self, name).load(state[name])
+        if self.fusion:
+            self.fusion.load(state["fusion"])
         if "features" in state:  # not there before items were described
             self.features.load(state["features"])
         self.events, self.steps = state["events"], state["steps"]
@@ -405,6 +470,12 @@ def _fitting(table: IdTable, ids: list[str]) -> int:
             if len(new) > room:
                 return n
     return len(ids)
+
+
+def _chosen(sequence: Int64, share: float) -> Bool:
+    """A `share` of the events with these numbers (n,), spread evenly by the golden ratio, however they are grouped."""
+    chosen: Bool = (sequence * 0.6180339887498949) % 1.0 < share
+    return chosen
 
 
 def _flags(rows: Int32, size: int) -> Bool:

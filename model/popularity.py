@@ -80,16 +80,25 @@ class Popularity:
         event at which an item appeared. seen: items each user had seen (flat) and where each event's end (n,).
         Returns 0-based ranks (n,), -1 for a miss: an item that was new, or that the user had already clicked.
         """
-        if len(sequence) and sequence[-1] - self._base > _REBASE * self.half_life:
-            self.weight *= 2.0 ** ((self._base - int(sequence[0])) / self.half_life)
-            self._base = int(sequence[0])
-        gain = np.exp2((sequence - self._base) / self.half_life)
+        gain = self._gains(sequence)
         ranks = np.full(len(items), -1, np.int64)
         rows = min(len(first_seen), len(self.weight))
         _rank_and_add(items, positive, self.weight[:rows], first_seen[:rows], sequence, *seen, gain, ranked, ranks)
-        if len(sequence):
-            self._newest = int(sequence[-1])
         return ranks
+
+    def add(self, items: Int32, sequence: Int64) -> None:
+        """Count clicks on `items` (n,) by the numbers (n,) of their events, in order."""
+        np.add.at(self.weight, items, self._gains(sequence) * (items > 0))
+
+    def _gains(self, sequence: Int64) -> Float64:
+        """What the events' clicks weigh (n,); the last of them is the newest from now on."""
+        if not len(sequence):
+            return np.empty(0)
+        if sequence[-1] - self._base > _REBASE * self.half_life:
+            self.weight *= 2.0 ** ((self._base - int(sequence[0])) / self.half_life)
+            self._base = int(sequence[0])
+        self._newest = int(sequence[-1])
+        return np.exp2((sequence - self._base) / self.half_life)
 
     def forget(self, items: Int32) -> None:
         """Evicted rows count nothing."""

@@ -36,17 +36,22 @@ def rank(
     appeared earlier.
     """
     device = scores.device
-    ends = torch.from_numpy(seen[1])
-    of_event = torch.repeat_interleave(torch.arange(len(ends)), torch.diff(ends, prepend=ends.new_zeros(1)))
+    mask_seen(scores, seen)
     appeared = first_seen.unsqueeze(0) < torch.from_numpy(events.sequence).to(device).unsqueeze(1)
     scores.masked_fill_(~appeared, float("-inf"))
-    scores[of_event.to(device), torch.from_numpy(seen[0]).to(device)] = float("-inf")
     own = torch.from_numpy(events.items).to(device, torch.int64).unsqueeze(1)
     target = scores.gather(1, own)  # (B, 1)
     tied_before = (scores == target) & (first_seen.unsqueeze(0) < first_seen[own])
     ranks = (scores > target).sum(1) + tied_before.sum(1)
     missed = ~torch.isfinite(target.squeeze(1)) | (own.squeeze(1) == 0)
     return torch.where(missed, -1, ranks).cpu().numpy().astype(np.int64), best_rows(scores, first_seen, top)
+
+
+def mask_seen(scores: Tensor, seen: tuple[Int32, Int64]) -> None:
+    """Set `scores` (B, rows) of seen items to minus infinity; seen: item rows (flat), where each user's end (B,)."""
+    ends = torch.from_numpy(seen[1])
+    of_user = torch.repeat_interleave(torch.arange(len(ends)), torch.diff(ends, prepend=ends.new_zeros(1)))
+    scores[of_user.to(scores.device), torch.from_numpy(seen[0]).to(scores.device)] = float("-inf")
 
 
 def best_rows(scores: Tensor, first_seen: Tensor, top: int) -> Int32:

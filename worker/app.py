@@ -121,7 +121,7 @@ def assemble(
     items, dedup = item_intake(settings), DedupWindow(settings.events.dedup_window)
     ingest = Ingest(Decoder(settings.events), dedup, dead_letters, learner, items)
     header = found[0].header if found else None
-    meta = Meta(learner.family.dim, learner.family.name, learner.family.exact, _model_id(found), now_ms())
+    meta = Meta(learner.readout.dim, learner.family.name, learner.readout.exact, _model_id(found), now_ms())
     saved_epoch = header.epoch if header else 0
     publisher = Publisher(
         settings.redis,

@@ -1,0 +1,141 @@
+"""What readers get: vectors whose dot product is the score, and each user's best items.
+
+A fused score has logarithms of sparse counts in it and is no dot product of short vectors. But readers only rank, and
+only the top matters. So each item carries, besides the family's vector and its item features, a fixed random code; and
+a user's vector is moved just so far that the products with its best items are their full scores: the least change, by
+its mean square over all items, that does so (kernel ridge regression on those few items). Random codes of n components
+tell a handful of items apart among very many (Johnson & Lindenstrauss 1984).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.batch import Float32, Int32
+from model.config import ModelConfig
+from model.fusion import ITEM_FEATURES, Fusion
+from model.recommender import Recommender
+from model.sampling import generator
+
+FITTED = 20  # best items whose scores a user's vector is made to meet
+_RIDGE = 1e-2  # of the fit, by the mean of its diagonal
+_SAMPLE = 1024  # about so many items stand for all of them
+_CODES_AT_ONCE = 1024  # rows of codes that one generator makes
+
+
+class ItemCodes:
+    """A fixed random sign vector for each item row, of length 1."""
+
+    def __init__(self, width: int, seed: int) -> None:
+        self._width, self._seed = width, seed
+        self._codes = np.empty((0, width), np.float32)
+
+    def first(self, rows: int) -> Float32:
+        """The codes (rows, width) of the first `rows` item rows."""
+        while len(self._codes) < rows:
+            rng = generator(self._seed, "codes", len(self._codes) // _CODES_AT_ONCE)
+            signs = rng.integers(0, 2, (_CODES_AT_ONCE, self._width), dtype=np.int8)
+            self._codes = np.concatenate([self._codes, ((2.0 * signs - 1.0) / np.sqrt(self._width)).astype(np.float32)])
+        return self._codes[:rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best items of some users by the full score, best first; row 0 where there are no more."""
+
+    items: Int32  # (B, n) item rows
+    scores: Float32  # (B, n)
+
+    @staticmethod
+    def joined(parts: "Sequence[Best]", count: int) -> "Best":
+        """All users of `parts`, each with the first `count` items."""
+        none = Best(np.empty((0, count), np.int32), np.empty((0, count), np.float32))
+        columns = [(part.items[:, :count], part.scores[:, :count]) for part in parts] or [(none.items, none.scores)]
+        return Best(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+class Fit:
+    """Moves users' vectors so that their products with their best items are the full scores."""
+
+    def __init__(self, items: Tensor) -> None:
+        """items (rows, K): the components that may be moved, of all items; row 0 is nobody's."""
+        self._items = items
+        sample = items[1 :: 1 + len(items) // _SAMPLE]
+        gram = sample.T @ sample / max(1, len(sample))
+        gram += 1e-3 * gram.diagonal().mean().clamp_min(1e-6) * torch.eye(len(gram), device=gram.device)
+        self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))  # (K, K)
+
+    def moves(self, best: Tensor, missing: Tensor) -> Tensor:
+        """What to add (B, K) to users' vectors whose scores of items `best` (B, n) are `missing` (B, n) too low.
+
+        Item row 0 stands for none.
+        """
+        there = (best > 0).unsqueeze(2)
+        rows = self._items[best] * there  # (B, n, K)
+        spread = rows @ self._inverse
+        kernel = spread @ rows.transpose(1, 2)  # (B, n, n)
+        ridge = _RIDGE * kernel.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
+        kernel = kernel + ridge[:, None, None] * torch.eye(best.shape[1], device=best.device)
+        solved = torch.linalg.solve(kernel, (missing * there.squeeze(2)).unsqueeze(2))
+        moves: Tensor = (spread * solved).sum(1)
+        return moves
+
+
+class Readout:
+    """Makes what is published out of the family, the fusion (None = the family alone) and the item codes."""
+
+    def __init__(self, config: ModelConfig, family: Recommender, fusion: Fusion | None) -> None:
+        self._family, self._fusion = family, fusion
+        self._codes = ItemCodes(config.codes, config.seed)
+        self.dim = family.dim + (len(ITEM_FEATURES) + config.codes if fusion else 0)  # of the published vectors
+        self.exact = family.exact and fusion is None  # a product of published vectors is the score itself
+
+    def items(self, rows: int) -> Tensor:
+        """Vectors (rows, dim) of all item rows: [the family's, item features, code]."""
+        vectors = self._family.item_vectors(slice(0, rows))
+        if not self._fusion:
+            return vectors
+        others = np.concatenate([self._fusion.of_item, self._codes.first(rows)], axis=1)
+        return torch.cat([vectors, torch.from_numpy(others).to(vectors.device)], dim=1)
+
+    def users(self, users: Tensor, history: Int32, best: Best | None, items: Tensor | None = None) -> Tensor:
+        """Vectors (B, dim) of user rows (B,) with histories (B, L), fitted to their `best` items' scores.
+
+        Without `best`, which costs most of the time, only the family's part and the item features count.
+        items (rows, dim): all items' vectors.
+        """
+        vectors = self._family.user_vectors(users, torch.from_numpy(history).to(users.device))
+        if not self._fusion:
+            return vectors
+        weights = torch.from_numpy(self._fusion.by_user(history)).to(users.device)
+        of_item = weights[:, -len(ITEM_FEATURES) :]
+        codes = vectors.new_zeros(len(vectors), self.dim - vectors.shape[1] - of_item.shape[1])
+        vectors = torch.cat([vectors * weights[:, :1], of_item, codes], dim=1)
+        if best is not None and items is not None:
+            self._fit(vectors, best, items)
+        return vectors
+
+    def scores(self, users: Tensor, history: Int32, rows: int) -> Tensor:
+        """The full scores (B, rows) of all items for user rows (B,) with histories (B, L)."""
+        scores = self._family.full_scores(users, torch.from_numpy(history).to(users.device), rows)
+        return torch.from_numpy(self._fusion.scores(scores.cpu().numpy(), history)) if self._fusion else scores
+
+    def _fit(self, vectors: Tensor, best: Best, items: Tensor) -> None:
+        width = self._family.dim
+        moved = [*range(width), *range(width + len(ITEM_FEATURES), self.dim)]
+        rows = torch.from_numpy(best.items[:, :FITTED]).to(items.device, torch.int64)
+        scores = torch.from_numpy(best.scores[:, :FITTED]).to(items.device)
+        missing = torch.where(rows > 0, scores - (items[rows] @ vectors.unsqueeze(2)).squeeze(2), 0.0)
+        vectors[:, moved] += Fit(items[:, moved]).moves(rows, missing)
+
+
+def best_items(scores: Tensor, count: int) -> Best:
+    """The `count` best items of `scores` (B, rows); minus infinity is never among them."""
+    short = max(0, count - scores.shape[1])
+    values, rows = F.pad(scores, (0, short), value=float("-inf")).topk(count, dim=1)
+    rows = torch.where(torch.isfinite(values), rows, 0)
+    return Best(rows.cpu().numpy().astype(np.int32), torch.where(rows > 0, values, 0.0).cpu().numpy())
