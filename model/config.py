@@ -33,7 +33,9 @@ class ModelConfig(BaseModel):
     fusion: bool = Field(
         True, description="join the family's score with counts of clicks, by weights that are learned online"
     )
-    fusion_share: float = Field(0.125, gt=0, le=1, description="share of the events that the fusion's weights learn from")
+    fusion_share: float = Field(
+        0.125, gt=0, le=1, description="share of the events that the weights of the fusion learn from"
+    )
     neighbours: int = Field(1024, ge=8, le=65_536, description="places for the items that were clicked with an item")
     codes: int = Field(
         64, ge=1, le=1024, description="components of a published vector that carry what the fusion adds to the family"

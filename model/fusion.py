@@ -18,9 +18,11 @@ from model.popularity import Popularity
 from model.state import State
 
 PAIR_FEATURES = ("together", "followed", "followed the last", "together at any age")
-ITEM_FEATURES = ("popular", "popular of late", "age", "clicks")
+ITEM_FEATURES = ("age", "clicks", "popular", "popular of late")
+STEADY = 2  # item features, the first ones, that change little while an item is not clicked
 FEATURES = ("family", *PAIR_FEATURES, *ITEM_FEATURES)
 HISTORY_LENGTHS = (0, 1, 5, 20)  # where the groups begin that have weights of their own, added to everyone's
+OF_ITEM = slice(1 + len(PAIR_FEATURES), None)  # the item features, among all
 EVERYONE = len(HISTORY_LENGTHS)  # row of the weights that all histories share
 SHORT_HALF_LIFE = 0.1  # of "popular of late", by that of "popular"
 
@@ -185,10 +187,10 @@ class Fusion:
         rows = len(popular)
         age = np.maximum(now - first_seen, 1)  # of one that has not appeared: 1
         columns = (
-            np.log(popular + 0.1),
-            np.log(self.recent.counts(rows) + 0.01),
             0.3 * np.log(age),
             np.log1p(self._clicks[:rows]),
+            np.log(popular + 0.1),
+            np.log(self.recent.counts(rows) + 0.01),
         )
         self.of_item = np.stack(columns, axis=1).astype(np.float32)
         clicks = np.maximum(self._clicks[:rows], 1.0)
@@ -205,7 +207,7 @@ class Fusion:
         """The fused scores (B, rows), from the family's, which are written over; by the last `refresh`."""
         by_user = self.by_user(history)
         family *= by_user[:, :1]
-        family += by_user[:, 1 + _P :] @ self.of_item.T
+        family += by_user[:, OF_ITEM] @ self.of_item.T
         pairs = np.ascontiguousarray(by_user[:, 1 : 1 + _P])
         _add_pairs(family, history, pairs, *self._table(), _EPSILON, *self._room)
         return family

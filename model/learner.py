@@ -240,6 +240,11 @@ class OnlineLearner:
         none = np.empty((0, self.readout.dim), np.float32)
         return np.concatenate([none, *vectors]), Best.joined(best, count)
 
+    def rough_vectors(self, rows: Int32) -> Float32:
+        """Vectors (n, dim) of user rows without the fit to their best items: many times as fast."""
+        users = self.readout.users(self._tensor(rows), self.log.newest(rows, self.config.history))
+        return users.cpu().numpy()
+
     def _refresh_fusion(self, now: int) -> None:
         """Make the item features anew, as of the next event to be learned, unless nothing has changed since."""
         rows = self.items.rows

@@ -1,10 +1,10 @@
 """What readers get: vectors whose dot product is the score, and each user's best items.
 
 A fused score has logarithms of sparse counts in it and is no dot product of short vectors. But readers only rank, and
-only the top matters. So each item carries, besides the family's vector and its item features, a fixed random code; and
-a user's vector is moved just so far that the products with its best items are their full scores: the least change, by
-its mean square over all items, that does so (kernel ridge regression on those few items). Random codes of n components
-tell a handful of items apart among very many (Johnson & Lindenstrauss 1984).
+only the top matters. So each item carries a fixed random code, besides the family's vector and its steady features;
+and a user's vector is moved just so far that the products with its best items are their full scores: the least change,
+by its mean square over all items, that does so (kernel ridge regression on those few items). Random codes of some
+dozen components tell a handful of items apart among very many (Johnson & Lindenstrauss 1984).
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from model.batch import Float32, Int32
 from model.config import ModelConfig
-from model.fusion import ITEM_FEATURES, Fusion
+from model.fusion import OF_ITEM, STEADY, Fusion
 from model.recommender import Recommender
 from model.sampling import generator
 
 FITTED = 20  # best items whose scores a user's vector is made to meet
 _RIDGE = 1e-2  # of the fit, by the mean of its diagonal
+_UNIT = 0.125  # of a published item feature, which is a logarithm up to 10 or so: about as long as a code
 _SAMPLE = 1024  # about so many items stand for all of them
 _CODES_AT_ONCE = 1024  # rows of codes that one generator makes
 
@@ -64,7 +65,7 @@ class Fit:
     def __init__(self, items: Tensor) -> None:
         """items (rows, K): the components that may be moved, of all items; row 0 is nobody's."""
         self._items = items
-        sample = items[1 :: 1 + len(items) // _SAMPLE]
+        sample = items[1 :: 1 + len(items) // _SAMPLE].double()  # so that users in other company get the same digits
         gram = sample.T @ sample / max(1, len(sample))
         gram += 1e-3 * gram.diagonal().mean().clamp_min(1e-6) * torch.eye(len(gram), device=gram.device)
         self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))  # (K, K)
@@ -75,13 +76,13 @@ class Fit:
         Item row 0 stands for none.
         """
         there = (best > 0).unsqueeze(2)
-        rows = self._items[best] * there  # (B, n, K)
+        rows = self._items[best].double() * there  # (B, n, K)
         spread = rows @ self._inverse
         kernel = spread @ rows.transpose(1, 2)  # (B, n, n)
         ridge = _RIDGE * kernel.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
         kernel = kernel + ridge[:, None, None] * torch.eye(best.shape[1], device=best.device)
-        solved = torch.linalg.solve(kernel, (missing * there.squeeze(2)).unsqueeze(2))
-        moves: Tensor = (spread * solved).sum(1)
+        solved = torch.linalg.solve(kernel, missing.double().unsqueeze(2))
+        moves: Tensor = (spread * solved).sum(1).float()
         return moves
 
 
@@ -91,28 +92,28 @@ class Readout:
     def __init__(self, config: ModelConfig, family: Recommender, fusion: Fusion | None) -> None:
         self._family, self._fusion = family, fusion
         self._codes = ItemCodes(config.codes, config.seed)
-        self.dim = family.dim + (len(ITEM_FEATURES) + config.codes if fusion else 0)  # of the published vectors
+        self.dim = family.dim + (STEADY + config.codes if fusion else 0)  # of the published vectors
         self.exact = family.exact and fusion is None  # a product of published vectors is the score itself
 
     def items(self, rows: int) -> Tensor:
-        """Vectors (rows, dim) of all item rows: [the family's, item features, code]."""
+        """Vectors (rows, dim) of all item rows: [the family's, steady item features, code]."""
         vectors = self._family.item_vectors(slice(0, rows))
         if not self._fusion:
             return vectors
-        others = np.concatenate([self._fusion.of_item, self._codes.first(rows)], axis=1)
+        others = np.concatenate([_UNIT * self._fusion.of_item[:, :STEADY], self._codes.first(rows)], axis=1)
         return torch.cat([vectors, torch.from_numpy(others).to(vectors.device)], dim=1)
 
-    def users(self, users: Tensor, history: Int32, best: Best | None, items: Tensor | None = None) -> Tensor:
+    def users(self, users: Tensor, history: Int32, best: Best | None = None, items: Tensor | None = None) -> Tensor:
         """Vectors (B, dim) of user rows (B,) with histories (B, L), fitted to their `best` items' scores.
 
-        Without `best`, which costs most of the time, only the family's part and the item features count.
+        Without `best`, which costs most of the time, only the family's part and the steady item features count.
         items (rows, dim): all items' vectors.
         """
         vectors = self._family.user_vectors(users, torch.from_numpy(history).to(users.device))
         if not self._fusion:
             return vectors
         weights = torch.from_numpy(self._fusion.by_user(history)).to(users.device)
-        of_item = weights[:, -len(ITEM_FEATURES) :]
+        of_item = weights[:, OF_ITEM][:, :STEADY] / _UNIT
         codes = vectors.new_zeros(len(vectors), self.dim - vectors.shape[1] - of_item.shape[1])
         vectors = torch.cat([vectors * weights[:, :1], of_item, codes], dim=1)
         if best is not None and items is not None:
@@ -126,7 +127,7 @@ class Readout:
 
     def _fit(self, vectors: Tensor, best: Best, items: Tensor) -> None:
         width = self._family.dim
-        moved = [*range(width), *range(width + len(ITEM_FEATURES), self.dim)]
+        moved = [*range(width), *range(width + STEADY, self.dim)]
         rows = torch.from_numpy(best.items[:, :FITTED]).to(items.device, torch.int64)
         scores = torch.from_numpy(best.scores[:, :FITTED]).to(items.device)
         missing = torch.where(rows > 0, scores - (items[rows] @ vectors.unsqueeze(2)).squeeze(2), 0.0)

@@ -21,6 +21,11 @@ class Keys:
         """What comes before an item's id."""
         return f"{self.prefix}:item:"
 
+    @property
+    def tops(self) -> str:
+        """What comes before the id of a user, for its best items."""
+        return f"{self.prefix}:top:"
+
     def user(self, user_id: str) -> str:
         return self.users + user_id
 

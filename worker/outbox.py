@@ -19,6 +19,7 @@ import torch
 from model.batch import Float32, Int32
 from model.id_table import IdTable
 from model.learner import OnlineLearner
+from model.publishing import Best
 from worker.catalogue import Catalogue
 from worker.ingest import Taken
 from worker.settings import PublishSettings
@@ -224,6 +225,7 @@ class Outbox:
         self.evicted: Counter[str] = Counter()  # by table, of this run
         self.removed = 0  # ids whose removal is acknowledged, of this run: a new checkpoint no longer names them
         self._users = TouchedUsers()
+        self._rough = TouchedUsers()  # whose vectors went out unfitted, for want of time
         self._handed_over: deque[Int32] = deque()  # touched users by update that is not acknowledged, oldest first
         self._removed_users: dict[str, None] = {}
         self._removed_items: dict[str, None] = {}
@@ -250,6 +252,7 @@ class Outbox:
         """Note what a poll changed: touched users, evicted ids, events whose freshness is to be measured."""
         for rows, ids in taken.observed.evicted_users:
             self._users.drop(rows)
+            self._rough.drop(rows)
             self._removed_users.update(_chosen(ids, self._users_in_redis.take(rows)))
             self.evicted["users"] += 0 if taken.forgotten else len(ids)
         # Of a user that the model does not know an older worker may have left a key. Past the limit the sweep gets it.
@@ -299,11 +302,11 @@ class Outbox:
         """Every touched user, and after `hurry` every moved item, has been handed over."""
         due = float("-inf") in (self._items_due_s, self._heartbeat_due_s)
         removed = self._removed_users or self._removed_items
-        return self.live and self._described.empty and not (len(self._users) or removed or due)
+        return self.live and self._described.empty and not (len(self._users) or len(self._rough) or removed or due)
 
     def state(self) -> dict[str, Any]:
         """Plain data that `load` takes: what is still to be published or deleted, until it is acknowledged."""
-        users = _distinct(np.concatenate([*self._handed_over, self._users.rows()]))
+        users = _distinct(np.concatenate([*self._handed_over, self._users.rows(), self._rough.rows()]))
         removing = self._removing or Removed([], [], 0)
         return {
             "version": self.version,
@@ -345,22 +348,32 @@ class Outbox:
         if not self._publisher.ready_for(UserVectors):
             return
         touched, times = self._users.take(self._settings.max_users)
-        rows = np.concatenate([touched, self._quiet_rows(now_s, self._settings.max_users - len(touched))])
-        if len(rows):
-            self._submit_users(rows, times, now_ms, positions)
-            self._handed_over.append(touched)
+        room = self._settings.max_users - len(touched)
+        self._rough.drop(touched)
+        rough, _ = self._rough.take(min(room, max(0, self._settings.fitted_at_once - len(touched))))
+        quiet = self._quiet_rows(now_s, room - len(rough))
+        fitted = np.concatenate([quiet, rough, touched[: self._settings.fitted_at_once]])
+        unfitted = touched[self._settings.fitted_at_once :]
+        if len(fitted):
+            self._submit_users(fitted, unfitted, times, now_ms, positions)
+            self._handed_over.append(np.concatenate([rough, touched]))
         if self._quiet_row >= self._learner.users.rows:
             self._quiet_row = 1
             self._round_done("users")
 
-    def _submit_users(self, rows: Int32, times: Times, now_ms: int, positions: Positions) -> None:
+    def _submit_users(self, fitted: Int32, unfitted: Int32, times: Times, now_ms: int, positions: Positions) -> None:
         self.version += 1
+        rows = np.concatenate([fitted, unfitted])
         self._users_in_redis.add(rows)
+        self._rough.mark(unfitted, _NO_TIMES)
+        vectors, best = self._learner.refreshed(fitted, self._settings.top, self._unavailable())
+        vectors = np.concatenate([vectors, self._learner.rough_vectors(unfitted)])
         self._publisher.submit(
             UserVectors(
                 ids=self._learner.user_ids(rows),
-                vectors=self._learner.user_vectors(rows),
+                vectors=vectors,
                 recent=self._recent(rows),
+                top=self._top(best),
                 events=self._learner.log.count[rows],
                 version=self.version,
                 updated_ms=now_ms,
@@ -368,6 +381,22 @@ class Outbox:
                 event_times_ms=times,
             )
         )
+
+    def _unavailable(self) -> npt.NDArray[np.bool_]:
+        """Item rows (rows,) that are not to be recommended."""
+        flags = np.zeros(self._learner.items.rows, np.bool_)
+        flags[self._learner.items.lookup(list(self._catalogue.unavailable))] = True
+        return flags
+
+    def _top(self, best: Best) -> list[bytes]:
+        """JSON lists of the best items' ids and scores, best first."""
+        if not self._settings.top:
+            return []
+        texts = self._item_texts()
+        return [
+            b"[" + b",".join(b"[%b,%.6g]" % (texts[i], s) for i, s in zip(items, scores, strict=True) if i) + b"]"
+            for items, scores in zip(best.items.tolist(), best.scores.tolist(), strict=True)
+        ]
 
     def _recent(self, rows: Int32) -> list[bytes]:
         """JSON lists of the newest item ids, newest first."""
@@ -459,7 +488,7 @@ class Outbox:
 
     def _popular(self) -> Popular:
         counts = self._learner.popularity.counts(self._learner.items.rows)
-        counts[self._learner.items.lookup(list(self._catalogue.unavailable))] = 0
+        counts[self._unavailable()] = 0
         count = min(self._settings.popular, int((counts > 0).sum()))
         rows = np.argsort(-counts, kind="stable")[:count].astype(np.int32)
         return Popular(self._learner.item_ids(rows), counts[rows])

@@ -93,6 +93,8 @@ class RedisWriter:
         if update.recent:
             columns["recent"] = _pick(update.recent, rows)
         positions = update.positions if first else b""
+        if ranked := [row for row in rows if row < len(update.top)]:
+            self._write(self._keys.tops, update, ranked, {"items": _pick(update.top, ranked)}, b"")
         refused = self._write(self._keys.users, update, rows, columns, positions)
         self._positions = positions or self._positions
         return refused
@@ -110,8 +112,9 @@ class RedisWriter:
 
     def remove(self, ids: Sequence[tuple[str, str]], version: int) -> int:
         """Delete the keys of ("user", id) and ("item", id); returns how many were refused: they are newer."""
-        key_of = {"user": self._keys.user, "item": self._keys.item}
-        return self._publish("remove", [key_of[table](name) for table, name in ids], [version])
+        keys = [self._keys.user(name) if table == "user" else self._keys.item(name) for table, name in ids]
+        tops = [self._keys.tops + name for table, name in ids if table == "user"]
+        return self._publish("remove", [*tops, *keys], [version])
 
     def popular(self, update: Popular) -> None:
         """Replace the list of popular items."""
@@ -133,7 +136,7 @@ class RedisWriter:
         Returns the next cursor (0 = that was all) and how many were deleted.
         """
         reply = cast(tuple[int, list[bytes]], self._client.scan(cursor, match=self._keys.pattern, count=count))
-        heads = (self._keys.users.encode(), self._keys.items.encode())
+        heads = (self._keys.users.encode(), self._keys.tops.encode(), self._keys.items.encode())
         keys = [key for key in reply[1] if key.startswith(heads)]
         return reply[0], self._publish("sweep", keys, [version]) if keys else 0
 

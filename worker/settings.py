@@ -231,6 +231,10 @@ class PublishSettings(_Section):
 
     max_users: int = Field(2000, ge=1, description="users in one server-side write")
     recent_items: int = Field(50, ge=0, le=1000, description="newest item ids published with a user")
+    top: int = Field(0, ge=0, le=1000, description="best items published with a user in `rec:top:<id>`, 0 = none")
+    fitted_at_once: int = Field(
+        100, ge=1, description="users fitted to the full score in one turn; past it the family's part goes out first"
+    )
     item_interval_s: float = Field(2.0, ge=0, description="shortest time between two rounds of item vectors")
     item_tolerance: float = Field(
         0.01, ge=0, description="an item is published again when its vector moved by more than this share"

@@ -34,6 +34,8 @@ class UserVectors:
     version: int  # of the publishing chunk
     updated_ms: int
     positions: bytes = b""  # JSON; what readers have seen once this is written; b"" = unchanged
+    # JSON lists [[item id, full score], …], best first, of the first rows; as many rows as there are lists
+    top: list[bytes] = field(default_factory=list)
     # record timestamps of the events whose acknowledgement this write is: freshness is measured from them
     event_times_ms: Integers = field(default_factory=lambda: _NO_TIMES)
 
@@ -133,6 +135,8 @@ def check_update(update: Update, dim: int) -> None:
     """ValueError for columns that do not fit each other or a vector that is not `dim` wide."""
     if isinstance(update, UserVectors):
         _check_vectors(update, dim, {"recent": len(update.recent)})
+        if len(update.top) > len(update.ids):
+            raise ValueError(f"{len(update.top)} lists of best items, {len(update.ids)} users")
     elif isinstance(update, ItemVectors):
         optional = {name: len(getattr(update, name)) for name in ("titles", "attributes", "available")}
         _check_vectors(update, dim, optional)

@@ -117,7 +117,7 @@ def test_two_workers_with_their_own_prefix_and_folder_run_side_by_side_on_one_to
         eventually(lambda w=worker: published(redis_client, "user", w.prefix) == dict(users), 60, worker.describe)
         eventually(lambda w=worker: published(redis_client, "item", w.prefix) == dict(items), 60, worker.describe)
         assert worker.get("/readyz")[0] == 200
-    assert (redis_client.hget("rec:meta", "dim"), redis_client.hget("b:meta", "dim")) == (b"17", b"9")
+    assert (redis_client.hget("rec:meta", "dim"), redis_client.hget("b:meta", "dim")) == (b"83", b"75")
     for worker in (one, other):
         assert worker.stop() == 0
         saved_state(worker)

@@ -390,7 +390,7 @@ def test_another_language_reads_the_same_floats_and_ranks_the_same(
     script = Path(__file__).with_name(LANGUAGES[language])
     command = [language, str(script), str(own_redis.port), "u1", *names]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
-    assert (told["dim"], told["dtype"], told["metric"]) == (17, "float32le", "dot")
+    assert (told["dim"], told["dtype"], told["metric"]) == (83, "float32le", "dot")
     user = np.array(told["user"], np.uint32).view(np.float32)
     vectors = np.array(told["items"], np.uint32).view(np.float32)
     assert user.tobytes() == np.frombuffer(own_client.hget("rec:user:u1", "vector"), "<f4").tobytes()

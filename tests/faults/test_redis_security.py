@@ -245,7 +245,7 @@ def test_readers_can_read_and_nothing_else(
     add_user(own_client, "readers", documented("readers"))
     own_client.set("somebody:else", "1")
     with Redis.from_url(as_user(own_redis, "readers")) as client:
-        assert client.hget("rec:meta", "dim") == b"17"
+        assert client.hget("rec:meta", "dim") == b"83"
         assert client.hmget("rec:user:u1", "vector", "recent")[0]
         assert client.hgetall("rec:worker")[b"state"] == b"running"
         assert client.zrevrange("rec:popular", 0, 9)

@@ -33,7 +33,7 @@ def test_events_are_learned_published_and_saved(make_worker: MakeWorker, send: S
     eventually(lambda: published(redis_client, "user") == dict(users))
     eventually(lambda: published(redis_client, "item") == dict(items))
     meta = {k.decode(): v.decode() for k, v in redis_client.hgetall("rec:meta").items()}
-    assert (meta["layout"], meta["dim"], meta["dtype"], meta["metric"]) == ("1", "17", "float32le", "dot")
+    assert (meta["layout"], meta["dim"], meta["dtype"], meta["metric"]) == ("1", "83", "float32le", "dot")
     one = redis_client.hgetall("rec:user:u1")
     assert len(one[b"vector"]) == 4 * 17
     assert np.isfinite(np.frombuffer(one[b"vector"], "<f4")).all()
