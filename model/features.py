@@ -24,7 +24,7 @@ _DEPTH = 3
 _WORD = re.compile(r"\w+")
 _EVERY_ITEM = 1  # the slot of a feature that every item has; slot 0 is none
 _ROWS_AT_ONCE = 64
-_RATE = 0.1
+_RATE = 0.3
 
 
 def feature_hashes(title: str, attributes: Mapping[str, Any]) -> Int32:

@@ -301,7 +301,9 @@ class OnlineLearner:
         """Let features follow the vectors of the items that were just learned, and unclicked items the features."""
         if not self.config.item_features:
             return
-        rows = self.features.known(np.unique(clicked))
+        rng = generator(self.config.seed, "features", self.steps)
+        again = self.replay.draw(len(clicked), rng).items
+        rows = self.features.known(np.unique(np.concatenate([clicked, again])))
         if len(rows):
             self.features.learn(rows, self.family.item_parameters(self._tensor(rows)))
         rows = self.features.next_rows(self.items.rows)

@@ -90,10 +90,10 @@ class Recommender(ABC):
         return torch.cat([rows.new_empty((len(rows), 0), dtype=torch.float32), *self._item_columns(rows)], dim=1)
 
     def place_items(self, rows: Tensor, values: Tensor) -> None:
-        """Let item rows (n,) that nobody has clicked go on from `values` (n, item_width)."""
+        """Let item rows (n,) that nobody has clicked go on from around `values` (n, item_width)."""
         start = 0
         for table in self.item_tables.values():
-            table.weight[rows] = values[:, start : start + table.width]
+            table.weight[rows] = values[:, start : start + table.width] + table.spread(rows)
             start += table.width
 
     def _item_columns(self, rows: Tensor) -> list[Tensor]:

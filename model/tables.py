@@ -7,6 +7,8 @@ from torch import Tensor
 from model.batch import Int32
 from model.state import State
 
+_SPREADS = 1024
+
 
 class EmbeddingTable:
     """A matrix (rows, width) learned by row-wise Adagrad: one accumulator a row.
@@ -22,6 +24,7 @@ class EmbeddingTable:
         self.width, self.init_std, self.learning_rate = width, init_std, learning_rate
         self._key = (seed, *name.encode())
         self._resets = 0
+        self._spread: Tensor | None = None
         self.weight = torch.zeros(1, width, device=device)  # (rows, width); row 0 stays zero
         self.squares = torch.zeros(1, device=device)  # (rows,)
 
@@ -39,6 +42,12 @@ class EmbeddingTable:
         where = torch.from_numpy(rows.astype(np.int64)).to(self.weight.device)
         self.weight[where] = self._draw(len(rows), len(self.weight), self._resets)
         self.squares[where] = 0.0
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """What keeps new `rows` (n,) apart that would otherwise be equal: (n, width), the same each time."""
+        if self._spread is None:
+            self._spread = self._draw(_SPREADS, 0, -1 % 2**32)
+        return self._spread[rows % _SPREADS]
 
     def gather(self, rows: Tensor) -> Tensor:
         """A leaf (n, width) with the weights of `rows` (n,), for the gradient."""
