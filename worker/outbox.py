@@ -217,7 +217,7 @@ class Outbox:
     ) -> None:
         self._learner, self._publisher, self._settings = learner, publisher, settings
         self._topics = frozenset(topics)
-        self._catalogue = catalogue or Catalogue(1)
+        self._catalogue = Catalogue(1) if catalogue is None else catalogue  # an empty one is false
         self.version = 0
         self.live = False  # caught up with what readers have seen: vectors are handed over
         self.users_published = self.items_published = 0
