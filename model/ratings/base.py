@@ -18,7 +18,7 @@ class Hyperparameters:
     learning_rate: float = 5e-3  # Adam
     batch_size: int = 1024  # ratings in one optimizer step
     l2: float = 0.0  # of embeddings, for each rating of theirs
-    bias_l2: float = 0.02  # of biases, likewise
+    bias_l2: float = 2.0  # of biases, once each: as if so many more ratings had said that there is none
     dropout: float = 0.0
     averaging: float = 0.0  # decay, a step, of the average of the weights that predicts; 0 = the last weights do
     max_epochs: int = 100
@@ -61,6 +61,8 @@ class RatingModel(nn.Module, ABC):
         self.train_set, self.settings = train, settings
         self.mean = train.values.mean()
         self.lowest, self.highest = train.values.min(), train.values.max()
+        self.user_ratings = torch.bincount(train.users, minlength=train.n_users).clamp(min=1)  # (U,)
+        self.item_ratings = torch.bincount(train.items, minlength=train.n_items).clamp(min=1)  # (I,)
         self.user_bias = nn.Parameter(torch.zeros(train.n_users, device=train.device))
         self.item_bias = nn.Parameter(torch.zeros(train.n_items, device=train.device))
 
@@ -70,7 +72,8 @@ class RatingModel(nn.Module, ABC):
 
     def penalty(self, users: Tensor, items: Tensor) -> Tensor:
         """Regularisation () for ratings of these users (n,) and items (n,)."""
-        squares = self.user_bias[users].square() + self.item_bias[items].square()
+        squares = self.user_bias[users].square() / self.user_ratings[users]
+        squares = squares + self.item_bias[items].square() / self.item_ratings[items]
         penalty: Tensor = self.settings.bias_l2 * squares.mean()
         return penalty
 

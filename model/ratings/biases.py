@@ -13,7 +13,7 @@ class Biases(RatingModel):
     name: ClassVar[str] = "biases"
     label: ClassVar[str] = "biases only"
     candidates: ClassVar[tuple[Hyperparameters, ...]] = tuple(
-        Hyperparameters(learning_rate=0.02, batch_size=4096, bias_l2=l2) for l2 in (0.02, 0.06)
+        Hyperparameters(learning_rate=0.02, batch_size=4096, bias_l2=l2) for l2 in (2.0, 5.0)
     )
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:

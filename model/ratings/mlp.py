@@ -14,7 +14,8 @@ class Perceptron(RatingModel):
     name: ClassVar[str] = "mlp"
     label: ClassVar[str] = "MLP on embeddings"
     candidates: ClassVar[tuple[Hyperparameters, ...]] = tuple(
-        Hyperparameters(dim=32, learning_rate=2e-3, l2=l2, dropout=0.3, averaging=0.99) for l2 in (0.01, 0.03)
+        Hyperparameters(learning_rate=5e-3, l2=l2, bias_l2=4.0, dropout=0.6, averaging=0.99, patience=5)
+        for l2 in (0.01, 0.02)
     )
 
     def __init__(self, train: TrainingSet, settings: Hyperparameters) -> None:

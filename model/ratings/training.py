@@ -1,8 +1,9 @@
 """Training in epochs. The validation ratings choose the epoch and the settings; test ratings are not to be had here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -61,38 +62,68 @@ def fit(
 
     The same seed gives the same model on the CPU, and torch's own random state is left as it was.
     """
-    devices = [data.device] if data.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with _seeded(seed, data.device):
+        return _train(kind(data, settings), validation, report)
+
+
+def refit(
+    fitted: Fitted,
+    known: Ratings,
+    side: SideInformation,
+    *,
+    seed: int,
+    device: torch.device,
+    report: Report = lambda *_: None,
+) -> Fitted:
+    """Learn anew from all `known` ratings, those that chose included: with the chosen settings, for as many epochs."""
+    with _seeded(seed, device):
+        model = type(fitted.model)(TrainingSet(known, side, device), fitted.settings)
+        run = _Run(model)
+        for epoch in range(1, fitted.epochs + 1):
+            run.epoch()
+            report(model.name, epoch, fitted.validation_rmse)
+        return replace(fitted, model=run.average.model)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        model = kind(data, settings)
-        return _train(model, validation, report)
+        yield
 
 
 def _train(model: RatingModel, validation: Ratings, report: Report) -> Fitted:
-    settings = model.settings
-    optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
-    average = _Average(model, settings.averaging)
+    settings, run = model.settings, _Run(model)
     best, kept, weights = float("inf"), 0, deepcopy(model.state_dict())
     for epoch in range(1, settings.max_epochs + 1):
-        _run_epoch(model, optimizer, average)
-        error = rmse(average.predict(validation.users, validation.items), validation.values)
+        run.epoch()
+        error = rmse(_predict(run.average.model, validation.users, validation.items), validation.values)
         report(model.name, epoch, error)
         if error < best:
-            best, kept, weights = error, epoch, deepcopy(average.model.state_dict())
+            best, kept, weights = error, epoch, deepcopy(run.average.model.state_dict())
         elif epoch - kept >= settings.patience:
             break
     model.load_state_dict(weights)
     return Fitted(model, settings, kept, best)
 
 
-def _run_epoch(model: RatingModel, optimizer: torch.optim.Optimizer, average: "_Average") -> None:
-    model.train()
-    shuffled = torch.randperm(len(model.train_set)).to(model.train_set.device)
-    for rows in torch.split(shuffled, model.settings.batch_size):
-        optimizer.zero_grad()
-        model.loss(rows).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        average.update()
+class _Run:
+    """A model in training."""
+
+    def __init__(self, model: RatingModel) -> None:
+        self.average = _Average(model, model.settings.averaging)
+        self._model = model
+        self._optimizer = torch.optim.Adam(model.parameters(), model.settings.learning_rate)
+
+    def epoch(self) -> None:
+        """Learn every rating of the training set once."""
+        self._model.train()
+        shuffled = torch.randperm(len(self._model.train_set)).to(self._model.train_set.device)
+        for rows in torch.split(shuffled, self._model.settings.batch_size):
+            self._optimizer.zero_grad()
+            self._model.loss(rows).backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+            self.average.update()
 
 
 class _Average:
@@ -110,10 +141,6 @@ class _Average:
         if self.model is not self._latest:
             for ours, theirs in zip(self.model.parameters(), self._latest.parameters(), strict=True):
                 ours.lerp_(theirs, 1 - decay)
-
-    def predict(self, users: Int64, items: Int64) -> Float32:
-        """Predicted ratings (n,)."""
-        return _predict(self.model, users, items)
 
 
 def _twin(model: RatingModel) -> RatingModel:

@@ -10,17 +10,17 @@ from model.ratings import MODELS
 from model.ratings.base import Hyperparameters, TrainingSet
 from model.ratings.data import Ratings, SideInformation, Split, fold_split, random_folds, random_split
 from model.ratings.errors import mae, rmse
-from model.ratings.training import Fitted, choose, fit
+from model.ratings.training import Fitted, choose, fit, refit
 
 CPU = torch.device("cpu")
 NOISE = 0.5
 SMALL = {
-    "biases": Hyperparameters(learning_rate=0.05),
+    "biases": Hyperparameters(learning_rate=0.05, bias_l2=0.1),
     "mf": Hyperparameters(dim=8, learning_rate=0.02, l2=0.02),
     "mlp": Hyperparameters(dim=8, learning_rate=0.01, l2=0.001, averaging=0.95),
     "mlp_side": Hyperparameters(dim=8, learning_rate=0.01, l2=0.001, averaging=0.95),
-    "gnn": Hyperparameters(dim=16, learning_rate=0.02, batch_size=2048, averaging=0.9, patience=4, max_epochs=30),
-    "gnn_side": Hyperparameters(dim=16, learning_rate=0.02, batch_size=2048, averaging=0.9, patience=4, max_epochs=30),
+    "gnn": Hyperparameters(dim=16, learning_rate=0.02, averaging=0.9),
+    "gnn_side": Hyperparameters(dim=16, learning_rate=0.02, averaging=0.9),
 }
 
 
@@ -123,6 +123,19 @@ def test_test_ratings_change_neither_epoch_nor_settings_nor_predictions(
     clean, after = fitted
     assert (clean.epochs, clean.settings, clean.tried) == (after.epochs, after.settings, after.tried)
     np.testing.assert_array_equal(planted.predicted(clean), planted.predicted(after))
+
+
+def test_learning_anew_from_all_known_ratings_keeps_what_was_chosen_and_uses_them(planted: Planted) -> None:
+    fitted = planted.fitted("mf")
+    known = planted.ratings.part(np.concatenate([planted.split.train, planted.split.validation]))
+    epochs: list[int] = []
+    again = refit(fitted, known, planted.side, seed=0, device=CPU, report=lambda _m, epoch, _e: epochs.append(epoch))
+    assert epochs == list(range(1, fitted.epochs + 1))
+    assert (again.settings, again.epochs) == (fitted.settings, fitted.epochs)
+    validation = planted.ratings.part(planted.split.validation)
+    seen = rmse(again.predict(validation.users, validation.items), validation.values)
+    assert seen < fitted.validation_rmse - 0.1  # they were learned from
+    assert rmse(planted.predicted(again), planted.truth[planted.split.test]) < NOISE
 
 
 def _chosen(model: str, ratings: Ratings, planted: Planted) -> Fitted:

@@ -64,6 +64,7 @@ def test_rows_hold_what_is_needed_to_make_them_again(tmp_path: Path) -> None:
     ]
     for row in rows:
         assert 0.2 < row["mae"] < row["rmse"] < 0.6
+        assert row["rmse"] != row["rmse_without_refit"]
         assert row["epochs"] >= 1
         assert row["settings"] in [tried["settings"] for tried in row["tried"]]
         assert row["validation_rmse"] == min(tried["validation_rmse"] for tried in row["tried"])
@@ -161,7 +162,7 @@ def test_a_plan_names_what_there_is() -> None:
 
 def test_the_summary_averages_seeds_and_folds_apart() -> None:
     def row(split: str, error: float) -> dict[str, object]:
-        numbers = {"rmse": error, "mae": error / 2, "epochs": 3, "seconds": 1.0, "seed": 0}
+        numbers = {"rmse": error, "mae": error / 2, "rmse_without_refit": 1.0, "epochs": 3, "seconds": 1.0, "seed": 0}
         return {"dataset": "d", "model": "mf", "split": split} | numbers
 
     found = summary([row("random", 1.0), row("random", 0.8), row("u1", 0.7), row("u5", 0.5)])
