@@ -7,10 +7,10 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-def eventually(condition: Callable[[], Value], timeout_s: float = 20.0, what: str | Callable[[], str] = "") -> Value:
+def eventually(condition: Callable[[], Value], timeout_s: float = 60.0, what: str | Callable[[], str] = "") -> Value:
     """The first true value of `condition`, asked again and again; AssertionError that says what never came.
 
-    An AssertionError or OSError inside the condition counts as "not yet".
+    An AssertionError, OSError or LookupError inside the condition counts as "not yet".
     """
     deadline = time.monotonic() + timeout_s
     last: object = None
@@ -18,7 +18,7 @@ def eventually(condition: Callable[[], Value], timeout_s: float = 20.0, what: st
         try:
             if last := condition():
                 return last
-        except (AssertionError, OSError) as error:
+        except (AssertionError, OSError, LookupError) as error:
             last = error
         if time.monotonic() > deadline:
             name = (
