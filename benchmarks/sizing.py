@@ -8,6 +8,8 @@ double as they grow, so N is best just below a power of two, where they are full
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import multiprocessing
 import platform
@@ -72,7 +74,7 @@ def settings_for(load: Load, redis_url: str) -> Settings:
     room = max(MILLION, load.users, load.items)
     return Settings(
         model=ModelConfig(
-            dim=load.dim, user_capacity=room, item_capacity=room, batch_size=8192, negatives=64, replay=0
+            dim=load.dim, user_capacity=room, item_capacity=room, batch_size=1024, negatives=64, replay=0
         ),
         redis=RedisSettings(url=SecretStr(redis_url)),
         publish=PublishSettings(item_interval_s=0.0),
@@ -107,6 +109,7 @@ def measure(load: Load) -> Bytes:
         wait_for(lambda: worker.outbox.settled, worker)
         if worker.ingest.counts["learned"] != load.events:
             raise RuntimeError(f"not all of the {load.events} clicks were learned: {dict(worker.ingest.counts)}")
+        give_back_what_is_free()
         memory, redis = status_bytes("VmRSS"), used_memory(server.url)
         checkpoint = save(worker, Path(folder) / "checkpoints")
         worker.stop()
@@ -123,6 +126,13 @@ def wait_for(condition: Callable[[], bool], worker: Worker) -> None:
     while not condition():
         worker.run(drain=True)
         time.sleep(0.01)
+
+
+def give_back_what_is_free() -> None:
+    """Memory that the allocator keeps for later would hide what the ids take."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def save(worker: Worker, path: Path) -> int:
