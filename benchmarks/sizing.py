@@ -28,6 +28,7 @@ from pydantic import SecretStr
 from redis import Redis
 
 from model.config import ModelConfig
+from model.learner import OnlineLearner
 from replay.local_stack import start_redis
 from worker.checkpoint import CheckpointFolder, now_ms
 from worker.events import encode
@@ -103,7 +104,7 @@ def measure(load: Load) -> Bytes:
     configure_logging(LogSettings(level="warning"))
     with tempfile.TemporaryDirectory() as folder, start_redis(Path(folder) / "redis") as server:
         settings = settings_for(load, server.url)
-        worker = offline_worker(settings, clicks(load), lambda learner: publisher_of(settings, learner.family))
+        worker = offline_worker(settings, clicks(load), lambda learner: publisher_of(settings, learner))
         worker.publisher.start()
         worker.run(drain=True)
         wait_for(lambda: worker.outbox.settled, worker)
@@ -116,8 +117,8 @@ def measure(load: Load) -> Bytes:
         return Bytes(redis, memory, status_bytes("VmHWM"), checkpoint)
 
 
-def publisher_of(settings: Settings, family: object) -> Publisher:
-    meta = Meta(family.dim, family.name, family.exact, "sizing", now_ms())  # type: ignore[attr-defined]
+def publisher_of(settings: Settings, learner: OnlineLearner) -> Publisher:
+    meta = Meta(learner.readout.dim, learner.family.name, learner.readout.exact, "sizing", now_ms())
     return Publisher(settings.redis, settings.publish, meta)
 
 
