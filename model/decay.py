@@ -17,6 +17,8 @@ def decayed_means(table: Tensor, history: Tensor, present: Tensor, decays: Tenso
     table (U, d). history (B, L): rows of the table, newest first. present (B, L): True for those that count, which
     come first. decays (G, L): γ^age. A history without items has the mean 0.
     """
+    if torch.compiler.is_compiling():  # it is being exported: neither kernels nor bags have a form there
+        return decayed_means_by_gather(table, history, present, decays)
     if table.device.type == "cpu" and table.dtype == torch.float32:
         means: Tensor = _OnCpu.apply(table, history, present, decays)  # type: ignore[no-untyped-call]
         return means
@@ -34,6 +36,13 @@ def decayed_means_by_bags(table: Tensor, history: Tensor, present: Tensor, decay
         per_sample_weights=weights.flatten(0, 1).to(table.dtype),
     )  # (G B, d)
     return means.view(len(decays), len(history), -1).transpose(0, 1).flatten(1)
+
+
+def decayed_means_by_gather(table: Tensor, history: Tensor, present: Tensor, decays: Tensor) -> Tensor:
+    """The same as one product of matrices, at the price of (B, L, d) of memory."""
+    weights = present.unsqueeze(1) * decays[:, : history.shape[1]]  # (B, G, L)
+    weights = weights / weights.sum(2, keepdim=True).clamp_min(1e-9)
+    return (weights.to(table.dtype) @ table[history]).flatten(1)
 
 
 class _OnCpu(torch.autograd.Function):

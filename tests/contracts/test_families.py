@@ -30,6 +30,13 @@ def learned(events: EventBatch, cuts: list[int], **changes: object) -> OnlineLea
     return learner
 
 
+def vectors(learner: OnlineLearner, *users: str) -> np.ndarray:
+    """The family's own part of what is published of `users`."""
+    rows = learner.users.lookup(users)
+    history = learner.log.newest(rows, learner.config.history)
+    return learner.family.user_vectors(torch.from_numpy(rows), torch.from_numpy(history)).numpy()
+
+
 def test_the_grouping_of_events_does_not_change_a_bit(family: str) -> None:
     events = clustered(900)
     one_by_one = learned(events, [1], family=family).state()
@@ -59,18 +66,51 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_happened(family: str) -> None
     assert differences(whole.state(), second.state()) == []
 
 
+def test_all_items_are_ranked_by_the_score_that_is_learned(family: str) -> None:
+    learner = learned(clustered(600), [50], family=family)
+    rows = torch.from_numpy(learner.users.lookup(["u1", "u2", "u3", "nobody"]))
+    history = torch.from_numpy(learner.log.newest(rows.numpy(), learner.config.history))
+    model, items = learner.family, torch.arange(learner.items.rows)
+    tables = model.tables()
+    with torch.no_grad():
+        users = model.represent(tables, rows, history, history > 0)
+        pairs = [model.score_pairs(tables, users, items[i].expand(4)) for i in items]
+        np.testing.assert_allclose(model.score(tables, users, items), torch.stack(pairs, dim=1), atol=1e-5)
+    np.testing.assert_allclose(model.full_scores(rows, history, len(items)), torch.stack(pairs, dim=1), atol=1e-5)
+
+
+def test_a_click_changes_the_vector_of_its_user_at_once(family: str) -> None:
+    """Before anything is learned from it, and to what that history gives anybody who has it."""
+    learner = learned(clustered(320), [50], family=family)
+    before, steps = vectors(learner, "u1", "u2"), learner.steps
+    learner.observe(batch(["u1"], ["i7"]))
+    after = vectors(learner, "u1", "u2")
+    np.testing.assert_array_equal(before[1], after[1])
+    if learner.family.from_history:
+        assert np.abs(after[0] - before[0]).max() > 1e-3
+        newest = learner.item_ids(learner.log.newest(learner.users.lookup(["u1"]), learner.config.history)[0])
+        learner.observe(batch(["twin"] * len(newest), newest[::-1]))
+        np.testing.assert_allclose(vectors(learner, "twin")[0], after[0], atol=1e-6)
+    assert learner.steps == steps
+
+
 def test_the_dot_product_of_what_is_published_is_the_score(family: str) -> None:
+    """Or, for a family whose score is none, comes close enough to rank by."""
     learner = learned(clustered(600), [50], family=family)
     rows = learner.users.lookup(["u1", "u2", "u3"])
-    published = learner.user_vectors(rows) @ learner.item_vectors().T
-    model = learner.family
+    model, items = learner.family, slice(0, learner.items.rows)
     tables = model.tables()
     history = torch.from_numpy(learner.log.newest(rows, learner.config.history))
+    published = (model.user_vectors(torch.from_numpy(rows), history) @ model.item_vectors(items).T).numpy()
     with torch.no_grad():
         users = model.represent(tables, torch.from_numpy(rows), history, history > 0)
-        own = model.score(tables, users, torch.arange(learner.items.rows))
-    np.testing.assert_allclose(published, own.numpy(), atol=1e-5)
+        own = model.score(tables, users, torch.arange(learner.items.rows)).numpy()
     assert published.shape == (3, learner.items.rows)
+    if model.exact:
+        np.testing.assert_allclose(published, own, atol=1e-5)
+    else:  # terms of the user alone, which rank nothing, may be left out
+        for ours, full in zip(published[:, 1:], own[:, 1:], strict=True):
+            assert np.corrcoef(ours, full)[0, 1] > 0.99
 
 
 def test_prediction_changes_nothing(family: str) -> None:
