@@ -1,4 +1,4 @@
-"""The command line: `python -m worker [run | config | check | checkpoints | forget | evaluate]`."""
+"""The command line: `python -m worker [run | config | check | checkpoints | forget | evaluate | export-onnx]`."""
 
 import argparse
 import sys
@@ -40,6 +40,10 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
     _add_checkpoints(commands.add_parser("checkpoints", help="list, show, verify or prune the checkpoints"))
     evaluate.add_arguments(commands.add_parser("evaluate", help="run the loop over data sets: how good is it?"))
+    export = commands.add_parser("export-onnx", help="write a checkpoint's user tower and ranking head as ONNX")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder that the files are written to")
+    export.add_argument("--checkpoint", metavar="NAME", help="path, file name or number; default: the newest")
+    export.set_defaults(command=_export_onnx)
     forget = commands.add_parser("forget", help="have users erased by the worker that reads the topic")
     forget.add_argument("users", nargs="+", metavar="USER", help="user id; after -- one that begins with a dash")
     forget.add_argument("--topic", help="the topic with the users' events; default: the first of the settings")
@@ -117,18 +121,37 @@ def _forget(settings: Settings, options: argparse.Namespace) -> int:
         return _fail(str(error))
 
 
+def _export_onnx(settings: Settings, options: argparse.Namespace) -> int:
+    from worker.checkpoint import CheckpointError, CheckpointFolder
+    from worker.checkpoint_view import find_checkpoint, newest_name
+    from worker.onnx_export import ExportError, export
+
+    folder = CheckpointFolder(settings.checkpoint.dir, settings.checkpoint.keep)
+    try:
+        made = export(find_checkpoint(folder, options.checkpoint or newest_name(folder)), options.out)
+    except (CheckpointError, ExportError) as error:
+        return _fail(str(error))
+    print(f"{options.out}: {made['family']}, version {made['version']}, of {made['checkpoint']}")
+    return 0
+
+
 def _checkpoints(settings: Settings, options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from worker.checkpoint import CheckpointError, CheckpointFolder
-    from worker.checkpoint_view import find_checkpoint, list_checkpoints, prune_checkpoints, show_checkpoint
+    from worker.checkpoint_view import (
+        find_checkpoint,
+        list_checkpoints,
+        newest_name,
+        prune_checkpoints,
+        show_checkpoint,
+    )
 
     folder = CheckpointFolder(settings.checkpoint.dir, settings.checkpoint.keep)
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)  # names are whole in a pipe
     try:
         if options.action == "show":
-            newest = next((saved.path.name for saved in folder.list()), "")
-            return show_checkpoint(find_checkpoint(folder, options.name or newest), console)
+            return show_checkpoint(find_checkpoint(folder, options.name or newest_name(folder)), console)
         if options.action == "prune":
             keep = settings.checkpoint.keep if options.keep is None else options.keep
             return prune_checkpoints(folder, console, max(1, keep))

@@ -77,6 +77,11 @@ def find_checkpoint(folder: CheckpointFolder, name: str) -> Path:
     raise CheckpointError(f"there is no checkpoint {name!r}; in {folder.path}: {there}")
 
 
+def newest_name(folder: CheckpointFolder) -> str:
+    """File name of the newest checkpoint; empty when there is none."""
+    return next((saved.path.name for saved in folder.list()), "")
+
+
 def _all(folder: CheckpointFolder) -> list[Saved]:
     if saved := folder.list():
         return saved

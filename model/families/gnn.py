@@ -100,6 +100,11 @@ class NeighbourAggregation(Recommender):
         self.graph.forget(rows)
         self._mirror_all()
 
+    def place_items(self, rows: Tensor, values: Tensor) -> None:
+        """Let item rows (n,) that nobody has clicked go on from around `values` (n, item_width)."""
+        super().place_items(rows, values)
+        self._around = None
+
     def state(self, user_rows: int, item_rows: int) -> State:
         """Tensors and plain data that `load` takes."""
         return super().state(user_rows, item_rows) | {"graph": self.graph.state(item_rows)}
