@@ -98,6 +98,24 @@ def test_a_part_is_chosen_by_number_time_rating_and_count(
     assert [event["event_id"] for event in events(broker, topic)] == ["u-3", "u-2", "u-1", "u-3"]
 
 
+def test_standard_output_gets_the_records_that_kafka_would(
+    broker: Broker, topic: str, ratings: Path, kafka: dict[str, str]
+) -> None:
+    assert replay("movielens", "--path", str(ratings), **kafka).returncode == 0
+    done = replay("movielens", "--path", str(ratings), "--stdout", BOOTSTRAP_SERVERS="nowhere.invalid:1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == events(broker, topic)
+
+
+def test_standard_output_that_nobody_reads_any_more_is_an_error_in_one_line(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m replay synthetic --events 200000 --stdout | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "replay: the output cannot be written: Broken pipe\n"
+
+
 def test_a_loop_goes_round_with_other_ids(broker: Broker, topic: str, ratings: Path, kafka: dict[str, str]) -> None:
     done = replay("movielens", "--path", str(ratings), "--loop", "--limit", "6", "--event-type", "view", **kafka)
     assert done.returncode == 0, done.stderr

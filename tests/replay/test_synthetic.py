@@ -53,6 +53,22 @@ def test_tastes_change_at_the_drift_and_only_there() -> None:
     assert before < 0.1
 
 
+def test_of_several_drifts_each_is_for_a_group_of_its_own() -> None:
+    stream = Synthetic(20_000, n_users=500, n_items=1_000, n_clusters=5, drift_at=(5_000, 10_000, 15_000))
+    for user in range(6):
+        moment = (5_000, 10_000, 15_000)[user % 3]
+        before, after = (stream.cluster_of_user(f"u{user}", moment + n) for n in (-1, 0))
+        assert (before, after) == (stream.user_clusters[user], stream.drifted_user_clusters[user])
+        assert before != after
+    assert share_in_own_cluster(stream, 0, 20_000) == pytest.approx(0.92, abs=0.03)
+
+
+def test_events_are_as_far_apart_as_is_wanted_within_a_year() -> None:
+    for n_events, interval_s, apart_ms in ((100, 1.0, 1_000), (100, 90.0, 90_000), (3_650, 86_400.0, 8_640_000)):
+        times = [e.timestamp_ms for e in islice(Synthetic(n_events, interval_s=interval_s).interactions(), 3)]
+        assert [b - a for a, b in pairwise(times)] == [apart_ms] * 2
+
+
 def test_popular_items_get_most_clicks_and_uniform_ones_do_not() -> None:
     def share_of_top_tenth(zipf: float) -> float:
         stream = Synthetic(20_000, n_users=5_000, n_items=500, n_clusters=5, zipf=zipf, present=1.0)

@@ -1,7 +1,7 @@
 """What being online is worth: the same model, trained at the end of each day and frozen by day.
 
-By day its events are ranked and put aside; at night they are learned, in the same order and mini-batches as the online
-model learns them. So both have seen the same events with the same settings, and differ in nothing but when.
+By day its events are ranked and put aside; at night they are learned, in the same order and with the same settings as
+the online model learns them. So both learn from the same events, and differ in when.
 """
 
 import time
@@ -13,6 +13,7 @@ import torch
 from model.batch import EventBatch, Int32, Int64, PastEvents
 from model.config import ModelConfig
 from model.learner import OnlineLearner, warm_up
+from model.popularity import Popularity
 from worker.device import set_up_device
 from worker.evaluate.dataset import EvaluationError
 from worker.evaluate.rows import Advance, Onlooker, Row
@@ -30,13 +31,18 @@ class NightlyLearner(OnlineLearner):
         super().__init__(config, device)
         self._fresh, self._night = fresh, False
         self._held: list[PastEvents] = []
-        self._midnight = np.zeros(0, np.int64)  # by user row: clicks until the last midnight
+        self._current = Popularity(config.popularity_half_life)  # the baseline's; the model's own waits for the night
+        self._midnight = np.zeros(1, np.int64)  # by user row: clicks until the last midnight
 
     def learn(self) -> None:
         """By day: rank the mini-batch and put it aside."""
         events = self._pending.take()
         if len(events):
+            self._refresh_fusion(int(events.sequence[0]))
+            of_last_night, self.popularity = self.popularity, self._current
+            self._current.grow(self.items.rows)
             self._rank(events, self.log.before(events.users, events.positions))
+            self.popularity = of_last_night
             self._held.append(events)
 
     def sleep(self) -> None:
@@ -48,10 +54,15 @@ class NightlyLearner(OnlineLearner):
             super().learn()
         self._night, self._held = False, []
         self._midnight = self.log.count.copy()
+        self._current.load(self.popularity.state(self.items.rows))
 
     def _rank(self, events: PastEvents, seen: tuple[Int32, Int64]) -> None:
-        if not self._night:  # each event was ranked by day
+        if not self._night:
             super()._rank(events, seen)
+            return
+        positive, nothing = events.weights > 0, np.zeros(len(events), np.bool_)  # each event was ranked by day
+        first_seen = self.first_seen[: self.items.rows]
+        self.popularity.rank_and_add(events.items, positive, events.sequence, first_seen, seen, nothing)
 
     def _history(self, events: PastEvents) -> Int32:
         if self._night or self._fresh:
@@ -82,7 +93,7 @@ def nightly_row(variant: Variant, stream: EventStream, advance: Advance, *, fres
     bounds = days(stream)
     began = time.perf_counter()
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        learner.observe(_batch(stream, first, last))
+        learner.observe(batch_of(stream, first, last))
         learner.sleep()
     seconds = time.perf_counter() - began - onlooker.seconds
     model = variant.settings.model
@@ -99,7 +110,8 @@ def nightly_row(variant: Variant, stream: EventStream, advance: Advance, *, fres
     }
 
 
-def _batch(stream: EventStream, first: int, last: int) -> EventBatch:
+def batch_of(stream: EventStream, first: int, last: int) -> EventBatch:
+    """Events `first` up to, not including, `last`, for a learner."""
     users = [stream.user_ids[user] for user in stream.users[first:last].tolist()]
     items = [stream.item_ids[item] for item in stream.items[first:last].tolist()]
     return EventBatch(users, items, stream.observe[first:last], stream.weights[first:last])

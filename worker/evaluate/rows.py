@@ -56,8 +56,7 @@ def worker_row(variant: Variant, records: Path, stream: EventStream, advance: Ad
     worker.learner.listener = onlooker
     began = time.perf_counter()
     worker.run(drain=True)
-    if not worker.settings.deterministic:
-        worker.learner.learn()
+    worker.learner.learn()  # what is left of the last mini-batch: a deterministic worker would keep it for later
     seconds = time.perf_counter() - began - onlooker.seconds
     found = onlooker.measures.report()
     if not found["events"]:

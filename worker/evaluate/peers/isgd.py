@@ -43,7 +43,7 @@ class Isgd:
     name = "isgd_negatives"
 
     def __init__(
-        self, users: int, items: int, factors: int = 64, rate: float = 0.05, decay: float = 0.01, negatives: int = 10,
+        self, users: int, items: int, factors: int = 64, rate: float = 0.2, decay: float = 0.01, negatives: int = 10,
         seed: int = 0,
     ) -> None:  # fmt: skip
         self.settings: dict[str, Any] = {
