@@ -121,4 +121,4 @@ class ItemFeatures:
         self.hashes, self.cursor = hashes.numpy().copy(), state["cursor"]
         self.grow(1024)
         if weight.shape == self.weight.shape:
-            self.weight = weight.to(self.weight.device)
+            self.weight = weight.to(self.weight.device, copy=True)
