@@ -27,7 +27,7 @@ _KNOWN = {
     "event_type": ("eventtype", "event", "action", "type"),
     "event_id": ("eventid",),
 }
-_DELIMITERS = ("::", "\t", ",", ";", "|")
+DELIMITERS = ("::", "\t", ",", ";", "|")
 _INNER = "\x1f"  # the unit separator stands in for a delimiter of several characters
 _MAX_ID_BYTES = 256
 
@@ -91,7 +91,7 @@ def _split(line: str, delimiter: str) -> list[str]:
 
 
 def _sniff(file: DataFile, first: str) -> str:
-    found = next((delimiter for delimiter in _DELIMITERS if delimiter in first), None)
+    found = next((delimiter for delimiter in DELIMITERS if delimiter in first), None)
     if found is None:
         raise DatasetError(f"{file.label}, line 1: no delimiter found in {first[:60]!r}; name it (--delimiter)")
     return found
@@ -166,7 +166,7 @@ def _say_what_is_skipped(
 ) -> None:
     too_long = sum(1 for _ in _rows(file, layout)) - layout.header - rows
     if skipped := too_long + int(bad.sum()):
-        say(f"{file.label}: {skipped:,} lines that cannot be read are left out")
+        say(f"{file.label}: left out because they cannot be read: {skipped:,} of its lines")
     if bad.all() and len(bad):
         raise DatasetError(f"{file.label}: no line can be read")
 
@@ -197,13 +197,13 @@ def _table(file: DataFile, columns: Mapping[str, NDArray[Any]]) -> Table:
     )
 
 
-def _is_id(text: object) -> bool:
+def is_id(text: object) -> bool:
     return isinstance(text, str) and 1 <= len(text.encode()) <= _MAX_ID_BYTES
 
 
 def _ids(name: str) -> Callable[[NDArray[np.object_]], _Field]:
     def convert(texts: NDArray[np.object_]) -> _Field:
-        good = np.fromiter((_is_id(text) for text in texts), bool, len(texts))
+        good = np.fromiter((is_id(text) for text in texts), bool, len(texts))
         return _Field(texts, texts, ~good, lambda _: f"{name} must be 1 to {_MAX_ID_BYTES} bytes long")
 
     return convert

@@ -152,7 +152,7 @@ def test_bad_lines_are_left_out_and_counted_where_that_is_wanted(tmp_path: Path,
     said: list[str] = []
     found = rows(path, skip_bad_lines=True, say=said.append)
     assert [row.timestamp_ms for row in found] == [1_700_000_003_000, 1_700_000_004_000]
-    assert said == [f"{path}: 6 lines that cannot be read are left out"]
+    assert said == [f"{path}: left out because they cannot be read: 6 of its lines"]
     assert "line 2" in failure(path) or "line 6" in failure(path)
 
 

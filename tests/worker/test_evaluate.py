@@ -26,9 +26,8 @@ from worker.evaluate.peers.base import peer_row, ranked
 from worker.evaluate.peers.catalogue import PEERS, made
 from worker.evaluate.peers.item_knn import RecencyItemKnn
 from worker.evaluate.rows import worker_row
-from worker.evaluate.stream import EventStream, read_stream
+from worker.evaluate.stream import EventStream, Records, read_stream
 from worker.evaluate.variants import Variant, variants
-from worker.file_source import JsonLines
 from worker.offline import offline_worker
 from worker.settings import EventSettings, Settings
 
@@ -41,19 +40,19 @@ def settings_of(**model: object) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
     return written(CLUSTERED, tmp_path_factory.mktemp("records") / "records.jsonl")
 
 
 @pytest.fixture(scope="module")
-def stream(records: Path) -> EventStream:
+def stream(records: Records) -> EventStream:
     return read_stream(records, EventSettings())
 
 
-def written(dataset: Synthetic, path: Path) -> Path:
+def written(dataset: Synthetic, path: Path) -> Records:
     with path.open("wb") as file:
         replay(dataset, Selection(), Unpaced(), LineWriter(file), lambda _: None)
-    return path
+    return Records(path)
 
 
 def nothing(_done: int) -> None:
@@ -137,9 +136,9 @@ def test_item_vectors_tell_who_clicked_them(stream: EventStream) -> None:
 # --- rows ---
 
 
-def test_a_row_says_what_the_worker_itself_says(records: Path, stream: EventStream) -> None:
+def test_a_row_says_what_the_worker_itself_says(records: Records, stream: EventStream) -> None:
     settings = settings_of()
-    worker = offline_worker(settings, JsonLines(records))
+    worker = offline_worker(settings, records)
     worker.run(drain=True)
     worker.learner.learn()
     row = worker_row(Variant("small", settings), records, stream, nothing)
@@ -153,7 +152,7 @@ def test_a_row_says_what_the_worker_itself_says(records: Path, stream: EventStre
     assert baseline["ndcg_at_10"] == pytest.approx(own["popularity_ndcg_at_10"], abs=1e-9)
 
 
-def test_the_planted_clusters_are_found(records: Path, stream: EventStream) -> None:
+def test_the_planted_clusters_are_found(records: Records, stream: EventStream) -> None:
     row = worker_row(Variant("small", settings_of(negatives=64)), records, stream, nothing)
     popular = peer_row(lambda of: made("popularity", of), stream, nothing)
     assert row["recall_at_10_last_half"] > 1.3 * popular["recall_at_10_last_half"]
@@ -161,7 +160,7 @@ def test_the_planted_clusters_are_found(records: Path, stream: EventStream) -> N
     assert row["coverage"] > popular["coverage"]
 
 
-def test_lists_name_the_right_items_when_rows_change_hands(records: Path, stream: EventStream) -> None:
+def test_lists_name_the_right_items_when_rows_change_hands(records: Records, stream: EventStream) -> None:
     """With room for half of the items only, a hit is still in the list at its rank."""
     settings = settings_of(item_capacity=60)
     seen: list[tuple[int, int, list[int]]] = []
@@ -173,7 +172,7 @@ def test_lists_name_the_right_items_when_rows_change_hands(records: Path, stream
 
     from worker.evaluate.rows import Onlooker
 
-    worker = offline_worker(settings, JsonLines(records))
+    worker = offline_worker(settings, records)
     onlooker = Onlooker(stream, worker.learner, nothing)
     onlooker.measures = Recording(stream)
     worker.learner.listener = onlooker
@@ -265,10 +264,10 @@ def test_being_online_is_worth_most_when_tastes_drift_and_histories_wait_for_the
     drifting = Synthetic(
         3000, n_users=40, n_items=400, n_clusters=8, present=1.0, drift_at=1500, interval_s=864.0, seed=1
     )  # 100 events a day
-    path = written(drifting, tmp_path / "records.jsonl")
-    stream = read_stream(path, EventSettings())
+    records = written(drifting, tmp_path / "records.jsonl")
+    stream = read_stream(records, EventSettings())
     variant = Variant("small", settings_of(negatives=64))
-    online = worker_row(variant, path, stream, nothing)
+    online = worker_row(variant, records, stream, nothing)
     frozen = nightly_row(variant, stream, nothing, fresh=False)
     fresh = nightly_row(variant, stream, nothing, fresh=True)
     assert online["events"] == frozen["events"] == fresh["events"] == 3000

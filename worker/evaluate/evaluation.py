@@ -13,7 +13,7 @@ from worker.evaluate.dataset import Dataset, EvaluationError, Reading, find
 from worker.evaluate.peers.base import peer_row
 from worker.evaluate.peers.catalogue import chosen, made
 from worker.evaluate.rows import Row, worker_row
-from worker.evaluate.stream import EventStream, read_stream
+from worker.evaluate.stream import EventStream, Records, read_stream
 from worker.evaluate.variants import Variant, parse_changes, parse_variant, variants, with_seeds
 from worker.settings import Settings, SettingsError
 
@@ -52,11 +52,12 @@ class Evaluation:
         return 0
 
     def _dataset(self, dataset: Dataset) -> None:
-        records = self._folder / "records.jsonl"
+        path = self._folder / "records.jsonl"
         self._say(f"reading {dataset.name}")
-        with records.open("wb") as file:
+        with path.open("wb") as file:
             for line in dataset.write(file):
                 self._say(line)
+        records = Records(path)
         try:
             stream = read_stream(records, self._settings.events)
             if self._options.nightly:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ from model.metrics import K
 from worker.device import set_up_device
 from worker.evaluate.dataset import EvaluationError
 from worker.evaluate.measures import Measures
-from worker.evaluate.stream import EventStream
+from worker.evaluate.stream import EventStream, Records
 from worker.evaluate.variants import Variant
-from worker.file_source import JsonLines
 from worker.offline import offline_worker
 
 Advance = Callable[[int], None]  # takes the number of events so far
@@ -47,11 +45,11 @@ class Onlooker:
         return np.array(known, np.int32)[inverse].reshape(rows.shape)
 
 
-def worker_row(variant: Variant, records: Path, stream: EventStream, advance: Advance) -> Row:
+def worker_row(variant: Variant, records: Records, stream: EventStream, advance: Advance) -> Row:
     """Run the worker's loop over the records; returns its row. EvaluationError where nothing was ranked."""
     settings = variant.settings
     warm_up(settings.model, set_up_device(settings.runtime))
-    worker = offline_worker(settings, JsonLines(records))
+    worker = offline_worker(settings, records)
     onlooker = Onlooker(stream, worker.learner, advance)
     worker.learner.listener = onlooker
     began = time.perf_counter()

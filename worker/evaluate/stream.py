@@ -9,14 +9,26 @@ from pathlib import Path
 import numpy as np
 
 from model.batch import Bool, Float32, Int32, Int64
+from worker.checkpoint import now_ms
 from worker.dedup import DedupWindow
 from worker.evaluate.dataset import EvaluationError
 from worker.events import Decoded, Decoder
-from worker.file_source import FileSource, JsonLines
+from worker.file_source import FileSource, JsonLines, Record
 from worker.settings import EventSettings
 
 _CHUNK = 5000
 _WIDTH = 128  # of the random projection
+
+
+class Records:
+    """The records in a file, each written now, as Kafka would have it: events without a time have that one."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines, self._now_ms = JsonLines(path), now_ms()
+
+    def __iter__(self) -> Iterator[Record]:
+        for value, _ in self._lines:
+            yield value, self._now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +48,7 @@ class EventStream:
     items: Int32  # (N,)
     weights: Float32  # (N,) of the gradient; an event above 0 is a click, which is ranked
     observe: Bool  # (N,) enters histories and counts as seen
-    times_ms: Int64  # (N,) negative = none
+    times_ms: Int64  # (N,)
     user_ids: list[str]
     item_ids: list[str]
 
@@ -82,11 +94,11 @@ class EventStream:
         return vectors
 
 
-def read_stream(path: Path, settings: EventSettings) -> EventStream:
+def read_stream(records: Records, settings: EventSettings) -> EventStream:
     """The events in a file of records, decoded as the worker does. EvaluationError where there are none."""
     decoder, dedup = Decoder(settings), DedupWindow(settings.dedup_window)
     rejected: Counter[str] = Counter()
-    parts = list(_parts(path, decoder, dedup, rejected))
+    parts = list(_parts(records, decoder, dedup, rejected))
     weights = np.concatenate([np.empty(0, np.float32), *(part.weights for part in parts)])
     if not (weights > 0).any():
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in rejected.items())
@@ -97,10 +109,10 @@ def read_stream(path: Path, settings: EventSettings) -> EventStream:
     return EventStream(users, items, weights, observe, times_ms, user_ids, item_ids)
 
 
-def _parts(path: Path, decoder: Decoder, dedup: DedupWindow, rejected: Counter[str]) -> Iterator[_Columns]:
-    source = FileSource(JsonLines(path), chunk=_CHUNK)
-    while records := source.poll(0.0):
-        decoded = decoder.decode(records.values, records.timestamps_ms)
+def _parts(records: Records, decoder: Decoder, dedup: DedupWindow, rejected: Counter[str]) -> Iterator[_Columns]:
+    source = FileSource(records, chunk=_CHUNK)
+    while read := source.poll(0.0):
+        decoded = decoder.decode(read.values, read.timestamps_ms)
         rejected.update(str(record.reason) for record in decoded.rejected)
         new = dedup.first_seen(decoded.event_ids)
         yield _columns(decoded, np.flatnonzero(new & (decoded.observe | (decoded.weights != 0))))
