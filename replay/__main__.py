@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -15,7 +16,7 @@ from types import FrameType
 from dotenv import dotenv_values
 
 from replay import arguments, demo, kafka_client, progress, runner
-from replay.datasets import Dataset, DatasetError, delimited, movielens
+from replay.datasets import Dataset, DatasetError, delimited, item_file, movielens
 from replay.datasets.base import Table
 from replay.datasets.synthetic import Synthetic
 from replay.description import described
@@ -30,9 +31,9 @@ OK, FAILED, INTERRUPTED = 0, 1, 130
 
 _EPILOG = """\
 Kafka is found and spoken to as the worker does it: FRESHET_KAFKA__BOOTSTRAP_SERVERS, FRESHET_KAFKA__TOPICS,
-FRESHET_KAFKA__SECURITY_PROTOCOL, FRESHET_KAFKA__SASL_MECHANISM, _SASL_USERNAME, _SASL_PASSWORD,
-_SSL_CAFILE, _SSL_CERTFILE, _SSL_KEYFILE, _SSL_PASSWORD, _SSL_CHECK_HOSTNAME, in the environment or in a file that
---env-file or FRESHET_ENV_FILE names.
+FRESHET_KAFKA__ITEMS_TOPIC, FRESHET_KAFKA__SECURITY_PROTOCOL, FRESHET_KAFKA__SASL_MECHANISM, _SASL_USERNAME,
+_SASL_PASSWORD, _SSL_CAFILE, _SSL_CERTFILE, _SSL_KEYFILE, _SSL_PASSWORD, _SSL_CHECK_HOSTNAME, in the
+environment or in a file that --env-file or FRESHET_ENV_FILE names.
 Exit codes: 0 everything was sent and acknowledged, 1 it was not, 2 wrong arguments, 130 interrupted."""
 
 
@@ -84,7 +85,10 @@ def _movielens(options: argparse.Namespace) -> Dataset:
 
 def _file(options: argparse.Namespace) -> Dataset:
     header, skip = not options.no_header, options.skip_bad_lines
-    return delimited.load(options.path, options.columns, options.delimiter, header, skip, _say)
+    table = delimited.load(options.path, options.columns, options.delimiter, header, skip, _say)
+    if options.items is None:
+        return table
+    return replace(table, descriptions=item_file.load_items(options.items, options.item_columns))
 
 
 def _synthetic(options: argparse.Namespace) -> Dataset:
@@ -112,7 +116,7 @@ def _replay(options: argparse.Namespace) -> int:
     security = kafka_client.security_options()
     partitions = options.partitions if options.create_topic else None
     kafka_client.ensure_topic(options.bootstrap_servers, options.topic, partitions, **security)
-    if options.items_topic:
+    if options.items_topic and dataset.items():
         _send_items(options, dataset)
     with ExitStack() as stack:
         producer = stack.enter_context(
@@ -217,6 +221,18 @@ def _add_file(command: argparse.ArgumentParser) -> None:
     )
     add("--delimiter", type=arguments.delimiter, help="between columns, \\t for a tab (default: found out)")
     add("--no-header", action="store_true", help="the first line is data already")
+    add(
+        "--items",
+        type=Path,
+        metavar="FILE",
+        help="what is known of the items, for --items-topic: id, title, attributes",
+    )
+    add(
+        "--item-columns",
+        type=arguments.item_columns,
+        metavar="NAME=COLUMN,…",
+        help="item_id=…,title=… and attributes (default: id and title by common names, every other column as it is)",
+    )
     add("--skip-bad-lines", action="store_true", help="leave lines out that cannot be read, and say how many")
 
 
@@ -274,11 +290,18 @@ def _add_choice(group: argparse._ActionsContainer) -> None:
 def _add_kafka(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     servers, topic = kafka_client.default_bootstrap_servers(), kafka_client.default_topic()
+    items_topic = kafka_client.default_items_topic()
     add("--bootstrap-servers", default=servers, metavar="HOST:PORT,…", help="default: %(default)s")
     add("--topic", default=topic, help="default: %(default)s")
     add("--create-topic", action="store_true", help="create the topic if it is not there")
     add("--partitions", type=arguments.positive, default=1, metavar="N", help="of a topic that is created (default: 1)")
-    add("--items-topic", metavar="TOPIC", help="describe the items (title, genres, year) there first")
+    add(
+        "--items-topic",
+        default=items_topic,
+        metavar="TOPIC",
+        help="describe the items (title, attributes) there first, if they are known (default: the worker's, "
+        "FRESHET_KAFKA__ITEMS_TOPIC, if it has one)",
+    )
     add("--compression", type=arguments.codec, default="lz4", help="lz4, zstd, gzip, snappy or none (default: lz4)")
     add("--verbose", action="store_true", help="show what the Kafka client logs")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from replay.datasets import delimited
+from replay.datasets import delimited, item_file
 
 _Number = TypeVar("_Number", int, float)
 
@@ -50,6 +50,14 @@ def columns(text: str) -> dict[str, str]:
     """A column map."""
     try:
         return delimited.parse_columns(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def item_columns(text: str) -> dict[str, str]:
+    """A column map of a file of items."""
+    try:
+        return item_file.parse_item_columns(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -31,7 +31,7 @@ from replay.kafka_client import KafkaUnavailableError
 from replay.local_stack import KafkaBroker, LocalServer, StackError, start_broker, start_redis
 from replay.pacing import FixedRate, Pacer, Unpaced
 from replay.probe import Probe
-from replay.producer import EventProducer
+from replay.producer import DeliveryError, EventProducer
 from replay.runner import Outcome
 from replay.stream import Selection
 from replay.worker_view import Buckets, Items, Metrics, Vectors
@@ -42,6 +42,7 @@ PREFIX = "demo"
 PACED_RATE = 1000.0
 PACED_EVENTS = 15_000
 SAMPLED_USERS = 3
+_COMPACTED = {"cleanup.policy": "compact"}
 _SECTION = "FRESHET_"
 _OFTEN = _SECTION + "CHECKPOINT__EVERY_EVENTS"
 _GRACE_S = 40.0  # twice the worker's own
@@ -97,6 +98,7 @@ class Stack:
 
     bootstrap_servers: str
     topic: str
+    items_topic: str
     redis: Redis
     worker: WorkerProcess
     broker_name: str
@@ -146,6 +148,7 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
     dataset = movielens.load(say=say)
     total = min(len(dataset), options.limit or len(dataset))
     with _stack(options.partitions, say) as stack:
+        _describe(stack, dataset, say)
         figures = _Traffic(stack, dataset, say).send(total)
         if not options.keep:
             say("stopping the worker, which saves and publishes what is left …")
@@ -175,12 +178,15 @@ def _stack(partitions: int, say: Say) -> Iterator[Stack]:
         _forget_earlier(redis)
         say(f"{broker_name} at {bootstrap_servers}, {redis_name}; data and logs in {FOLDER}")
         # a topic of its own on a broker that may keep the one of an earlier demo
-        topic = f"clicks-demo-{time.time_ns() // 1_000_000}" if external_kafka else "clicks"
-        kafka_client.ensure_topic(bootstrap_servers, topic, partitions, **kafka_client.security_options())
-        worker = _worker(bootstrap_servers, topic, redis_url)
+        own = f"-demo-{time.time_ns() // 1_000_000}" if external_kafka else ""
+        topic, items_topic = f"clicks{own}", f"items{own}"
+        security = kafka_client.security_options()
+        kafka_client.ensure_topic(bootstrap_servers, topic, partitions, **security)
+        kafka_client.ensure_topic(bootstrap_servers, items_topic, 1, _COMPACTED, **security)
+        worker = _worker(bootstrap_servers, topic, items_topic, redis_url)
         say("starting the worker: python -m worker")
         stack.enter_context(worker)
-        yield Stack(bootstrap_servers, topic, redis, worker, broker_name, redis_name)
+        yield Stack(bootstrap_servers, topic, items_topic, redis, worker, broker_name, redis_name)
 
 
 def _kafka(stack: ExitStack, external: str | None) -> tuple[str, str]:
@@ -198,12 +204,13 @@ def _redis(url: str) -> Redis:
         raise DemoError(f"FRESHET_REDIS__URL: {error}") from None
 
 
-def _worker(bootstrap_servers: str, topic: str, redis_url: str) -> WorkerProcess:
+def _worker(bootstrap_servers: str, topic: str, items_topic: str, redis_url: str) -> WorkerProcess:
     return WorkerProcess(
         FOLDER / "worker",
         {
             "FRESHET_KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
             "FRESHET_KAFKA__TOPICS": topic,
+            "FRESHET_KAFKA__ITEMS_TOPIC": items_topic,
             "FRESHET_REDIS__URL": redis_url,
             "FRESHET_REDIS__PREFIX": PREFIX,
             # often enough to see some
@@ -225,6 +232,16 @@ def _forget_earlier(redis: Redis) -> None:
 
 
 # --- traffic ---
+
+
+def _describe(stack: Stack, dataset: Dataset, say: Say) -> None:
+    """Send the items' titles and attributes. Raises DemoError."""
+    try:
+        with EventProducer(stack.bootstrap_servers, stack.items_topic, **kafka_client.security_options()) as producer:
+            count = runner.send_items(dataset.items(), producer, time.time_ns() // 1_000_000)
+    except DeliveryError as error:
+        raise DemoError(str(error)) from error
+    say(f"{count:,} items described in {stack.items_topic}")
 
 
 @dataclass(frozen=True)
@@ -328,11 +345,13 @@ def _report(stack: Stack, dataset: Dataset, partitions: int, figures: Figures, e
         for part in ("", "_last_half")
     }
     counts = ("read", "learned", "observed", "duplicate", "rejected")
+    said_of = {n: int(worker_view.number(said, f"events_{n}") or 0) for n in (*counts, "described", "withdrawn")}
+    items = said_of["described"] + said_of["withdrawn"]  # records, but no events
     return DemoReport(
         dataset=dataset.name,
         partitions=partitions,
         events_sent=figures.events_sent,
-        **{f"events_{count}": int(worker_view.number(said, f"events_{count}") or 0) for count in counts},
+        **{f"events_{count}": said_of[count] for count in counts} | {"events_read": said_of["read"] - items},
         **ranks,
         paced_events=figures.paced_events,
         paced_events_per_s=round(figures.paced_events_per_s, 1),
@@ -357,7 +376,7 @@ def _report(stack: Stack, dataset: Dataset, partitions: int, figures: Figures, e
 def _samples(vectors: Vectors, dataset: Dataset, sent: int) -> list[UserSample]:
     """The last users who clicked, with what Redis recommends to them."""
     items = vectors.items()
-    # a worker that knows no titles leaves the field empty; people still want to read some
+    # An item that is not in Redis any more may still be among somebody's clicks.
     names = titles(dataset) | items.titles
     newest = islice(dataset.interactions(max(0, sent - _TAIL)), min(sent, _TAIL))
     last_users = dict.fromkeys(event.user for event in reversed(list(newest)))

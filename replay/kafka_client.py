@@ -35,6 +35,11 @@ def default_topic(environment: Mapping[str, str] = os.environ) -> str:
     return (environment.get(PREFIX + "TOPICS") or "clicks").split(",")[0].strip()
 
 
+def default_items_topic(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The worker's topic of descriptions, if there is one."""
+    return environment.get(PREFIX + "ITEMS_TOPIC") or None
+
+
 def security_options(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """What kafka-python is told of TLS and SASL, from the variables that the worker reads too."""
     given = {option: environment.get(PREFIX + name) for name, option in _TEXTS.items()}

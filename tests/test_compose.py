@@ -118,7 +118,7 @@ def port_of(address: str) -> str:
 
 def test_the_topics_that_the_worker_needs_are_created(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = worker_settings((BASE,), monkeypatch).kafka
-    needed = {*settings.topics, *(topic + settings.dead_letter_suffix for topic in settings.topics)}
+    needed = {*settings.all_topics, *(topic + settings.dead_letter_suffix for topic in settings.all_topics)}
     script = compose(BASE)["services"]["topics"]["command"][0]
     listed = re.search(r"for topic in (.+); do", script)
     assert listed
