@@ -21,6 +21,7 @@ class Hyperparameters:
     bias_l2: float = 2.0  # of biases, once each: as if so many more ratings had said that there is none
     dropout: float = 0.0
     averaging: float = 0.0  # decay, a step, of the average of the weights that predicts; 0 = the last weights do
+    starts: int = 1  # models from different first weights whose predictions are averaged in the end
     max_epochs: int = 100
     patience: int = 8  # epochs without a better validation RMSE before training stops
 

@@ -24,7 +24,7 @@ class GraphConvolution(RatingModel):
     name: ClassVar[str] = "gnn"
     label: ClassVar[str] = "GNN, GC-MC-like"
     candidates: ClassVar[tuple[Hyperparameters, ...]] = (
-        Hyperparameters(dim=64, learning_rate=0.01, batch_size=7200, dropout=0.3, averaging=0.95, patience=6),
+        Hyperparameters(dim=64, learning_rate=0.01, batch_size=7200, dropout=0.3, averaging=0.95, starts=3, patience=6),
     )
 
     def __init__(self, train: TrainingSet, settings: Hyperparameters) -> None:

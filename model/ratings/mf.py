@@ -14,7 +14,7 @@ class BiasedFactorisation(RatingModel):
     name: ClassVar[str] = "mf"
     label: ClassVar[str] = "MF with biases"
     candidates: ClassVar[tuple[Hyperparameters, ...]] = tuple(
-        Hyperparameters(dim=64, learning_rate=0.02, batch_size=2048, l2=l2, patience=5) for l2 in (0.11, 0.13)
+        Hyperparameters(dim=64, learning_rate=0.02, batch_size=2048, l2=l2, starts=4, patience=5) for l2 in (0.11, 0.13)
     )
 
     def __init__(self, train: TrainingSet, settings: Hyperparameters) -> None:

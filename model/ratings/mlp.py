@@ -14,7 +14,7 @@ class Perceptron(RatingModel):
     name: ClassVar[str] = "mlp"
     label: ClassVar[str] = "MLP on embeddings"
     candidates: ClassVar[tuple[Hyperparameters, ...]] = tuple(
-        Hyperparameters(learning_rate=5e-3, l2=l2, bias_l2=4.0, dropout=0.6, averaging=0.99, patience=5)
+        Hyperparameters(learning_rate=5e-3, l2=l2, bias_l2=4.0, dropout=0.6, averaging=0.99, starts=2, patience=5)
         for l2 in (0.01, 0.02)
     )
 

@@ -18,9 +18,9 @@ Report = Callable[[str, int, float], None]  # model, epochs done, validation RMS
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A model after training, as it was in its best epoch."""
+    """What training brought: a model as it was in its best epoch, or several of a kind, whose mean is predicted."""
 
-    model: RatingModel
+    models: tuple[RatingModel, ...]
     settings: Hyperparameters
     epochs: int  # trained up to the one that was kept
     validation_rmse: float
@@ -28,7 +28,8 @@ class Fitted:
 
     def predict(self, users: Int64, items: Int64) -> Float32:
         """Predicted ratings (n,) of user rows (n,) for item rows (n,)."""
-        return _predict(self.model, users, items)
+        mean: Float32 = np.stack([_predict(model, users, items) for model in self.models]).mean(axis=0)
+        return mean
 
 
 def choose(
@@ -46,7 +47,7 @@ def choose(
     runs = [fit(kind, data, validation, settings, seed=seed, report=report) for settings in kind.candidates]
     best = min(runs, key=lambda run: run.validation_rmse)
     tried = tuple((run.settings, run.validation_rmse) for run in runs)
-    return Fitted(best.model, best.settings, best.epochs, best.validation_rmse, tried)
+    return replace(best, tried=tried)
 
 
 def fit(
@@ -75,14 +76,20 @@ def refit(
     device: torch.device,
     report: Report = lambda *_: None,
 ) -> Fitted:
-    """Learn anew from all `known` ratings, those that chose included: with the chosen settings, for as many epochs."""
+    """Learn anew from all `known` ratings, those that chose included: with the chosen settings, for as many epochs.
+
+    As many models as the settings' `starts` say; the mean of several dot products is one of longer rows.
+    """
+    data, kind = TrainingSet(known, side, device), type(fitted.models[0])
+    models = []
     with _seeded(seed, device):
-        model = type(fitted.model)(TrainingSet(known, side, device), fitted.settings)
-        run = _Run(model)
-        for epoch in range(1, fitted.epochs + 1):
-            run.epoch()
-            report(model.name, epoch, fitted.validation_rmse)
-        return replace(fitted, model=run.average.model)
+        for _ in range(fitted.settings.starts):
+            run = _Run(kind(data, fitted.settings))
+            for epoch in range(1, fitted.epochs + 1):
+                run.epoch()
+                report(kind.name, epoch, fitted.validation_rmse)
+            models.append(run.average.model)
+    return replace(fitted, models=tuple(models))
 
 
 @contextmanager
@@ -104,7 +111,7 @@ def _train(model: RatingModel, validation: Ratings, report: Report) -> Fitted:
         elif epoch - kept >= settings.patience:
             break
     model.load_state_dict(weights)
-    return Fitted(model, settings, kept, best)
+    return Fitted((model,), settings, kept, best)
 
 
 class _Run:

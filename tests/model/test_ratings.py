@@ -126,13 +126,18 @@ def test_test_ratings_change_neither_epoch_nor_settings_nor_predictions(
 
 
 def test_learning_anew_from_all_known_ratings_keeps_what_was_chosen_and_uses_them(planted: Planted) -> None:
-    fitted = planted.fitted("mf")
+    fitted = planted.fitted("mf", replace(SMALL["mf"], starts=2))
     known = planted.ratings.part(np.concatenate([planted.split.train, planted.split.validation]))
     epochs: list[int] = []
     again = refit(fitted, known, planted.side, seed=0, device=CPU, report=lambda _m, epoch, _e: epochs.append(epoch))
-    assert epochs == list(range(1, fitted.epochs + 1))
-    assert (again.settings, again.epochs) == (fitted.settings, fitted.epochs)
+    assert epochs == 2 * list(range(1, fitted.epochs + 1))
     validation = planted.ratings.part(planted.split.validation)
+    assert (len(fitted.models), len(again.models)) == (1, 2)
+    alone = [replace(again, models=(model,)).predict(validation.users, validation.items) for model in again.models]
+    assert (alone[0] != alone[1]).any()
+    mean = again.predict(validation.users, validation.items)
+    np.testing.assert_allclose(mean, (alone[0] + alone[1]) / 2, rtol=1e-5)
+    assert (again.settings, again.epochs) == (fitted.settings, fitted.epochs)
     seen = rmse(again.predict(validation.users, validation.items), validation.values)
     assert seen < fitted.validation_rmse - 0.1  # they were learned from
     assert rmse(planted.predicted(again), planted.truth[planted.split.test]) < NOISE
