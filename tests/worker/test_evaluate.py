@@ -197,6 +197,14 @@ def test_ranks_and_lists_of_peers_follow_the_protocol() -> None:
         assert top.tolist() == order[:K]
 
 
+def test_a_peer_that_has_diverged_does_not_win() -> None:
+    top = np.zeros(K, np.int32)
+    scores = np.array([np.nan, 1.0, np.inf, 2.0, np.nan])
+    assert ranked(scores.copy(), np.empty(0, np.int32), 0, top) == -1
+    assert top.tolist() == [3, 1] + [-1] * 8
+    assert ranked(scores.copy(), np.empty(0, np.int32), 1, top) == 1
+
+
 def test_the_item_knn_with_recency_is_that_of_its_formula(stream: EventStream) -> None:
     head = stream.head(400)
     peer = RecencyItemKnn(len(head.item_ids))

@@ -35,10 +35,14 @@ class Peer(Protocol):
 def ranked(scores: Float64, clicked: Int32, item: int, top: Int32) -> int:
     """0-based rank of `item` among the items that are scored and not clicked, -1 = a miss; fills `top` (K,).
 
-    Items are numbered in order of appearance, so of two with the same score the smaller number goes first.
+    Items are numbered in order of appearance, so of two with the same score the smaller number goes first. A score
+    that is no number is none: a model that has diverged must not win.
     """
     for i in range(clicked.shape[0]):
         scores[clicked[i]] = -np.inf
+    for j in range(scores.shape[0]):
+        if not np.isfinite(scores[j]):
+            scores[j] = -np.inf
     top[:] = -1
     worst = -np.inf  # the score that an item needs, to enter the list
     for j in range(scores.shape[0]):
