@@ -10,7 +10,9 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    family: Literal["two_tower", "mf", "mlp", "gnn", "attention"] = Field("two_tower", description="model family")
+    family: Literal["two_tower", "mf", "mlp", "gnn", "attention", "cooccurrence"] = Field(
+        "two_tower", description="model family"
+    )
     dim: int = Field(64, ge=1, le=1024, description="width of an embedding; what is published may be wider")
     history: int = Field(50, ge=1, le=500, description="newest clicks of a user that make its vector")
     seen_items: int = Field(

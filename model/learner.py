@@ -25,13 +25,14 @@ from model.id_table import IdTable
 from model.kernels import compacted
 from model.metrics import Prequential
 from model.popularity import Popularity
-from model.publishing import FITTED, Best, Readout, best_items
+from model.publishing import FITTED, Best, Readout, best_items, diverse
 from model.ranking import RankListener, mask_seen, rank
 from model.sampling import NegativeSampler, ReplayBuffer, block_seen, generator
 from model.state import State
 
 NEVER = np.iinfo(np.int64).max
 _SCORES_AT_ONCE = 4_000_000  # users times items that are scored together
+_DIVERSE_OUT_OF = 5  # times as many of the best items are there to choose from
 EVICTED_AT_ONCE = 0.01  # of the capacity: a full table is not searched for each new id
 
 
@@ -218,10 +219,13 @@ class OnlineLearner:
         self._refresh_fusion(self.events - self.pending + 1)
         return self.readout.items(self.items.rows).cpu().numpy()
 
-    def refreshed(self, rows: Int32, count: int = FITTED, without: Bool | None = None) -> tuple[Float32, Best]:
+    def refreshed(
+        self, rows: Int32, count: int = FITTED, without: Bool | None = None, diversity: float = 0.0
+    ) -> tuple[Float32, Best]:
         """Vectors (n, dim) of user rows from their newest clicks, and their `count` best items by the full score.
 
         Left out of the best are what the user has clicked, rows that belong to no item, and the rows `without` (rows,).
+        With `diversity` above 0 they are chosen out of several times as many, see `diverse`.
         """
         self._refresh_fusion(self.events - self.pending + 1)
         items = self.readout.items(self.items.rows)
@@ -235,8 +239,9 @@ class OnlineLearner:
             scores = self.readout.scores(self._tensor(users), history, self.items.rows)
             mask_seen(scores, self.log.before(users, self.log.count[users]))
             scores.masked_fill_(absent.to(scores.device), float("-inf"))
-            best.append(best_items(scores, max(count, FITTED)))
-            vectors.append(self.readout.users(self._tensor(users), history, best[-1], items).cpu().numpy())
+            found = best_items(scores, max(_DIVERSE_OUT_OF * count if diversity else count, FITTED))
+            vectors.append(self.readout.users(self._tensor(users), history, found, items).cpu().numpy())
+            best.append(diverse(found, items[:, : self.family.dim - 1], count, diversity) if diversity else found)
         none = np.empty((0, self.readout.dim), np.float32)
         return np.concatenate([none, *vectors]), Best.joined(best, count)
 

@@ -134,6 +134,32 @@ class Readout:
         vectors[:, moved] += Fit(items[:, moved]).moves(rows, missing)
 
 
+def diverse(best: Best, items: Tensor, count: int, diversity: float) -> Best:
+    """`count` of the `best` items, chosen by maximal marginal relevance (Carbonell & Goldstein 1998).
+
+    One after the other, the item with the largest (1 − diversity) · relevance − diversity · likeness: relevance is the
+    score, between 0 for the last of `best` and 1 for the first; likeness the largest cosine of its vector with that of
+    an item chosen before it. items (rows, d): the families' vectors.
+    """
+    rows = torch.from_numpy(best.items).to(items.device, torch.int64)
+    scores = torch.from_numpy(best.scores).to(items.device)
+    there = rows > 0
+    lowest = scores.masked_fill(~there, float("inf")).amin(1, keepdim=True)
+    relevance = (scores - lowest) / (scores[:, :1] - lowest).clamp_min(1e-9)
+    vectors = F.normalize(items[rows], dim=2)
+    cosines = vectors @ vectors.transpose(1, 2)  # (B, n, n)
+    value = ((1 - diversity) * relevance).masked_fill(~there, -1e9)
+    likeness, chosen = torch.zeros_like(scores), []
+    for place in range(min(count, rows.shape[1])):
+        at = (value - diversity * likeness).argmax(1, keepdim=True)  # (B, 1)
+        chosen.append(at)
+        value = value.scatter(1, at, -2e9)
+        near = cosines.gather(1, at.unsqueeze(2).expand(-1, -1, cosines.shape[2])).squeeze(1)
+        likeness = near if place == 0 else torch.maximum(likeness, near)
+    order = torch.cat(chosen, dim=1).cpu().numpy()
+    return Best(np.take_along_axis(best.items, order, 1), np.take_along_axis(best.scores, order, 1))
+
+
 def best_items(scores: Tensor, count: int) -> Best:
     """The `count` best items of `scores` (B, rows); minus infinity is never among them."""
     short = max(0, count - scores.shape[1])

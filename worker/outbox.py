@@ -366,7 +366,9 @@ class Outbox:
         rows = np.concatenate([fitted, unfitted])
         self._users_in_redis.add(rows)
         self._rough.mark(unfitted, _NO_TIMES)
-        vectors, best = self._learner.refreshed(fitted, self._settings.top, self._unavailable())
+        vectors, best = self._learner.refreshed(
+            fitted, self._settings.top, self._unavailable(), self._settings.diversity
+        )
         vectors = np.concatenate([vectors, self._learner.rough_vectors(unfitted)])
         self._publisher.submit(
             UserVectors(

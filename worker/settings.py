@@ -232,6 +232,9 @@ class PublishSettings(_Section):
     max_users: int = Field(2000, ge=1, description="users in one server-side write")
     recent_items: int = Field(50, ge=0, le=1000, description="newest item ids published with a user")
     top: int = Field(0, ge=0, le=1000, description="best items published with a user in `rec:top:<id>`, 0 = none")
+    diversity: float = Field(
+        0.0, ge=0, lt=1, description="of `rec:top`: 0 = by score alone, towards 1 = unlike each other before all else"
+    )
     fitted_at_once: int = Field(
         100, ge=1, description="users fitted to the full score in one turn; past it the family's part goes out first"
     )

@@ -1,6 +1,7 @@
 """The model families: one a file, one line each here."""
 
 from model.families.attention import SelfAttention
+from model.families.cooccurrence import CooccurrenceOnly
 from model.families.gnn import NeighbourAggregation
 from model.families.mf import MatrixFactorisation
 from model.families.mlp import PairwiseNetwork
@@ -13,4 +14,5 @@ FAMILIES: dict[str, type[Recommender]] = {
     PairwiseNetwork.name: PairwiseNetwork,
     NeighbourAggregation.name: NeighbourAggregation,
     SelfAttention.name: SelfAttention,
+    CooccurrenceOnly.name: CooccurrenceOnly,
 }

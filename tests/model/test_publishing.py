@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from model.learner import OnlineLearner
-from model.publishing import ItemCodes, best_items
+from model.publishing import Best, ItemCodes, best_items, diverse
 from tests.streams import batch, clustered, small_config
 
 CPU = torch.device("cpu")
@@ -89,3 +89,24 @@ def test_minus_infinity_is_never_among_the_best() -> None:
     scores = torch.tensor([[0.0, float("-inf"), 2.0], [float("-inf")] * 3])
     best = best_items(scores, 4)
     assert best.items.tolist() == [[2, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_diversity_takes_the_best_first_and_then_what_is_unlike_it() -> None:
+    items = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.01], [0.0, 1.0], [0.7, 0.7]])
+    best = Best(np.array([[1, 2, 3, 4, 0]], np.int32), np.array([[4.0, 3.9, 2.0, 1.0, 0.0]], np.float32))
+    assert diverse(best, items, 3, 1e-6).items.tolist() == [[1, 2, 3]]
+    chosen = diverse(best, items, 3, 0.8)
+    assert chosen.items.tolist() == [[1, 3, 4]]
+    assert chosen.scores.tolist() == [[4.0, 2.0, 1.0]]
+    assert diverse(best, items, 5, 0.8).items[0].tolist()[-1] == 0  # where there are no more
+
+
+def test_more_diversity_makes_lists_less_alike(learner: OnlineLearner) -> None:
+    rows = learner.users.lookup([f"u{n}" for n in range(120)])
+    alike = []
+    for diversity in (0.0, 0.3, 0.8):
+        vectors = learner.item_vectors()[:, :8]
+        chosen = vectors[learner.refreshed(rows, 10, diversity=diversity)[1].items[:, :10]]
+        chosen /= np.linalg.norm(chosen, axis=2, keepdims=True)
+        alike.append(float((chosen @ chosen.transpose(0, 2, 1)).mean()))
+    assert alike[0] > alike[1] > alike[2]
