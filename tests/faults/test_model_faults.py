@@ -264,10 +264,15 @@ def test_a_gradient_that_is_not_finite_or_whose_square_is_not_changes_nothing(fa
     events = clustered(16, seed=1)
     learner.observe(batch(events.users, events.items, weights=[weight] * 16))
     assert float(learner.figures.skipped) == 1
-    assert differences(before, learner.family.state(*rows)) == []
+    assert learned_differences(before, learner.family.state(*rows)) == []
     learner.observe(clustered(64, seed=2))
     assert float(learner.figures.skipped) == 1
-    assert differences(before, learner.family.state(*rows)) != []
+    assert learned_differences(before, learner.family.state(*rows)) != []
+
+
+def learned_differences(before: dict, after: dict) -> list[str]:
+    """Without the graph of a family that has one: it is of the clicks, which have happened, and holds rows alone."""
+    return [where for where in differences(before, after) if not where.startswith("/graph/")]
 
 
 @integration
