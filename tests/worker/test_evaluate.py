@@ -25,6 +25,7 @@ from worker.evaluate.nightly import NightlyLearner, batch_of, days, nightly_row,
 from worker.evaluate.peers.base import peer_row, ranked
 from worker.evaluate.peers.catalogue import PEERS, made
 from worker.evaluate.peers.item_knn import RecencyItemKnn
+from worker.evaluate.peers.pairs import MATRIX_ITEMS, Lists, Matrix, pairs
 from worker.evaluate.rows import worker_row
 from worker.evaluate.stream import EventStream, Records, read_stream
 from worker.evaluate.variants import Variant, variants
@@ -226,6 +227,21 @@ def test_the_item_knn_with_recency_is_that_of_its_formula(stream: EventStream) -
             weight[y, item] += math.exp(-gap / 5) if y != item else 0.0
         clicks[item] += 1
         history[user].append(item)
+
+
+def test_lists_of_pairs_hold_what_the_matrix_does() -> None:
+    rng = np.random.default_rng(2)
+    matrix, lists_of_pairs = Matrix(50), Lists(50)
+    for _ in range(400):
+        others, weights = rng.integers(0, 50, 7).astype(np.int32), rng.random(7)
+        item = int(rng.integers(0, 50))
+        for each in (matrix, lists_of_pairs):
+            each.add(others, weights, item)
+        a, b = np.zeros(50), np.zeros(50)
+        matrix.weigh(others, weights, a)
+        lists_of_pairs.weigh(others, weights, b)
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-6)
+    assert isinstance(pairs(MATRIX_ITEMS + 1), Lists)
 
 
 @pytest.mark.parametrize("name", ["item_knn_recency", "implicit_als", "implicit_bm25"])

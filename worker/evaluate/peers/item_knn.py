@@ -4,28 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from model.batch import Float32, Float64, Int32
-from model.kernels import kernel
-
-
-@kernel
-def _score(clicked: Int32, together: Float32, damping: Float64, newest: int, decay: float, scores: Float64) -> None:
-    scores[:] = 0
-    for age in range(min(newest, clicked.shape[0])):
-        item = clicked[clicked.shape[0] - 1 - age]
-        weight = decay**age * damping[item]
-        for j in range(scores.shape[0]):
-            scores[j] += weight * together[item, j]
-
-
-@kernel
-def _learn(clicked: Int32, item: int, together: Float32, newest: int, reach: float) -> None:
-    for age in range(min(newest, clicked.shape[0])):
-        other = clicked[clicked.shape[0] - 1 - age]
-        if other != item:
-            weight = np.exp(-(age + 1) / reach)
-            together[other, item] += weight
-            together[item, other] += weight
+from model.batch import Float64, Int32
+from worker.evaluate.peers.pairs import pairs
 
 
 class RecencyItemKnn:
@@ -53,20 +33,24 @@ class RecencyItemKnn:
             "alpha": alpha,
             "shrinkage": shrinkage,
         }
-        self._together = np.zeros((items, items), np.float32)
+        self._pairs = pairs(items)
+        self._by_age, self._by_gap = decay ** np.arange(newest), np.exp(-np.arange(1, newest + 1) / reach)  # (newest,)
         self._clicks = np.zeros(items, np.int64)
         self._of_history = np.full(items, shrinkage**-alpha)  # (items,) n^−alpha
         self._of_candidate = np.full(items, shrinkage ** (alpha - 1))
-        self._newest, self._decay, self._reach, self._alpha, self._shrinkage = newest, decay, reach, alpha, shrinkage
+        self._newest, self._alpha, self._shrinkage = newest, alpha, shrinkage
 
     def score(self, user: int, clicked: Int32, scores: Float64) -> None:  # noqa: ARG002
         """The sum above."""
-        _score(clicked, self._together, self._of_history, self._newest, self._decay, scores)
+        newest_first = clicked[::-1][: self._newest]
+        scores[:] = 0
+        self._pairs.weigh(newest_first, self._by_age[: len(newest_first)] * self._of_history[newest_first], scores)
         scores *= self._of_candidate[: len(scores)]
 
     def learn(self, user: int, clicked: Int32, item: int) -> None:  # noqa: ARG002
         """Count the pairs of the click with those before it."""
-        _learn(clicked, item, self._together, self._newest, self._reach)
+        newest_first = clicked[::-1][: self._newest]
+        self._pairs.add(newest_first, self._by_gap[: len(newest_first)], item)
         self._clicks[item] += 1
         clicks = float(self._clicks[item]) + self._shrinkage
         self._of_history[item], self._of_candidate[item] = clicks**-self._alpha, clicks ** (self._alpha - 1)
