@@ -52,7 +52,7 @@ class ImplicitAls(_Refitted):
     name = "implicit_als"
 
     def __init__(
-        self, users: int, items: int, factors: int = 64, regularization: float = 0.1, alpha: float = 5.0,
+        self, users: int, items: int, factors: int = 32, regularization: float = 0.1, alpha: float = 5.0,
         iterations: int = 3, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(users, items)
