@@ -46,6 +46,10 @@ class PastEvents:
     def __len__(self) -> int:
         return len(self.users)
 
+    def part(self, rows: slice) -> "PastEvents":
+        """The events of a slice."""
+        return PastEvents(*(getattr(self, name)[rows] for name in PastEvents.__slots__))
+
     def where(self, chosen: Bool) -> "PastEvents":
         """The `chosen` (n,) events, in order."""
         return PastEvents(*(getattr(self, name)[chosen] for name in PastEvents.__slots__))

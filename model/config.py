@@ -36,7 +36,7 @@ class ModelConfig(BaseModel):
         True, description="join the family's score with counts of clicks, by weights that are learned online"
     )
     fusion_share: float = Field(
-        0.125, gt=0, le=1, description="share of the events that the weights of the fusion learn from"
+        1.0, gt=0, le=1, description="share of the events that the weights of the fusion learn from"
     )
     neighbours: int = Field(1024, ge=8, le=65_536, description="places for the items that were clicked with an item")
     codes: int = Field(

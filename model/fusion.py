@@ -31,6 +31,7 @@ _EPSILON = np.array([1e-3, 1e-3, 1e-4, 1e-3], np.float32)  # (P,)
 NEAR = 20  # newest clicks of a history whose neighbours count
 _FADE = 0.8  # of a click's weight in a history, by click
 _OWN_POWER, _OTHER_POWER = 0.7, 0.3  # of the clicks that pairs are divided by: of the history's item, of the candidate
+_SHRINKAGE = 5.0  # clicks added to those that pairs are divided by, so that rare items do not come first
 _RATE = 0.1  # Adagrad's
 _NEVER = -1e30  # a score below all others; compiled with fastmath, infinity is not safe
 
@@ -139,6 +140,8 @@ def _learn(
                     mean[f] += share * x[c, f]
         for f in range(features):
             gradient = mean[f] / total - x[0, f]
+            if not abs(gradient) < 1e6:
+                break  # scores that are not finite teach nothing
             for g in (EVERYONE, groups[n]):
                 squares[g, f] += gradient * gradient
                 w[g, f] -= _RATE * gradient / np.sqrt(squares[g, f])
@@ -158,7 +161,8 @@ class _Room(NamedTuple):
 
 
 class Fusion:
-    """The counts behind the features, and their weights. Everything here moves at the end of a mini-batch only."""
+    """The counts behind the features, and their weights. All of it moves when a mini-batch is learned, a few events at
+    a time."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.pairs = Cooccurrence(config.neighbours)
@@ -179,24 +183,26 @@ class Fusion:
             size = max(rows, 2 * len(self._clicks))
             self._clicks = np.concatenate([self._clicks, np.zeros(size - len(self._clicks), np.float32)])
 
-    def refresh(self, popular: Float64, first_seen: Int64, now: int) -> None:
-        """Make the item features anew, for the event with number `now`.
+    def refresh(self, popular: Float64, first_seen: Int64, now: int, items: Int32 | None = None) -> None:
+        """Make the item features anew, for the event with number `now`: of all items, or of `items` (n,) alone.
 
         popular (rows,): decayed clicks. first_seen (rows,): number of the event an item appeared with.
         """
-        rows = len(popular)
-        age = np.maximum(now - first_seen, 1)  # of one that has not appeared: 1
-        columns = (
-            0.3 * np.log(age),
-            np.log1p(self._clicks[:rows]),
-            np.log(popular + 0.1),
-            np.log(self.recent.counts(rows) + 0.01),
-        )
-        self.of_item = np.stack(columns, axis=1).astype(np.float32)
-        clicks = np.maximum(self._clicks[:rows], 1.0)
-        self._shares = np.stack([clicks**-_OWN_POWER, clicks**-_OTHER_POWER], axis=1)
-        if rows > len(self._room.touched):
-            self._room = _Room.of(2 * rows, self._room.out.shape[1])
+        count = len(popular)
+        rows = slice(0, count) if items is None else items
+        if items is None:
+            self.of_item = np.empty((count, len(ITEM_FEATURES)), np.float32)
+            self._shares = np.empty((count, 2), np.float32)
+            if count > len(self._room.touched):
+                self._room = _Room.of(2 * count, self._room.out.shape[1])
+        clicks = self._clicks[:count][rows]
+        age = np.maximum(now - first_seen[rows], 1)  # of one that has not appeared: 1
+        self.of_item[rows, 0] = 0.3 * np.log(age)
+        self.of_item[rows, 1] = np.log1p(clicks)
+        self.of_item[rows, 2] = np.log(popular[rows] + 0.1)
+        self.of_item[rows, 3] = np.log(self.recent.counts(count)[rows] + 0.01)
+        clicks = clicks + _SHRINKAGE
+        self._shares[rows, 0], self._shares[rows, 1] = clicks**-_OWN_POWER, clicks**-_OTHER_POWER
 
     def by_user(self, history: Int32) -> Float32:
         """The weights (B, F) that hold for histories (B, L)."""

@@ -31,6 +31,7 @@ from model.sampling import NegativeSampler, ReplayBuffer, block_seen, generator
 from model.state import State
 
 NEVER = np.iinfo(np.int64).max
+SCORED_AT_ONCE = 16  # events between two moves of the fusion's counts and weights: 1 is better by a trifle
 _SCORES_AT_ONCE = 4_000_000  # users times items that are scored together
 _DIVERSE_OUT_OF = 5  # times as many of the best items are there to choose from
 EVICTED_AT_ONCE = 0.01  # of the capacity: a full table is not searched for each new id
@@ -288,15 +289,11 @@ class OnlineLearner:
         if not len(events):
             return
         began = self._clock()
-        seen = self.log.before(events.users, events.positions)
-        self._refresh_fusion(int(events.sequence[0]))
-        self._rank(events, seen)
-        if self.fusion:
-            self._learn_fusion(events, self.fusion)
+        self._score(events)
         positive = events.weights > 0
         self.sampler.count(events.items[positive])
         self._step(events)
-        self.family.observe(events, self.log)
+        self.family.observe(events.where(np.isfinite(events.weights)), self.log)
         self._learn_features(events.items[positive])
         # An event that cannot be learned must not come back with every replay.
         self.replay.add(events.where((events.weights != 0) & np.isfinite(events.weights)))
@@ -319,42 +316,73 @@ class OnlineLearner:
         figures, self.figures = self.figures, StepFigures()
         return figures
 
-    def _rank(self, events: PastEvents, seen: tuple[Int32, Int64]) -> None:
+    def _score(self, events: PastEvents, *, rank: bool = True, count: bool = True) -> None:
+        """Rank the events, let the fusion learn from them, count them: a few at a time, so that counts keep up.
+
+        The family's scores are those of the last finished mini-batch for all of them. Either may be left out.
+        """
+        self._refresh_fusion(int(events.sequence[0]))
         positive = events.weights > 0
-        ranked = positive & _chosen(events.sequence, self._ranked_share)
-        first_seen = self.first_seen[: self.items.rows]
+        fusion = self.fusion if count else None
+        ranked = positive & _chosen(events.sequence, self._ranked_share if rank else 0.0)
+        taught = positive & _chosen(events.sequence, self.config.fusion_share if fusion else 0.0)
+        scores = self._family_scores(events.where(ranked | taught))
+        negatives = self.sampler.draw(self.config.negatives, generator(self.config.seed, "fusion", self.steps))
+        done = 0
+        for start in range(0, len(events), SCORED_AT_ONCE):
+            part = slice(start, start + SCORED_AT_ONCE)
+            wanted = (ranked | taught)[part]
+            own = scores[done : done + int(wanted.sum())]
+            done += len(own)
+            few, now = events.part(part), int(events.sequence[start])
+            self._rank(few, positive[part], ranked[part], own[torch.from_numpy(ranked[part][wanted])])
+            if fusion:
+                self._teach(fusion, few.where(taught[part]), own.numpy()[taught[part][wanted]], negatives)
+                clicks = few.where(positive[part])
+                fusion.count(clicks.items, self._history(clicks), clicks.sequence)
+                popular = self.popularity.counts(self.items.rows)
+                fusion.refresh(popular, self.first_seen[: self.items.rows], now, clicks.items)
+
+    def _family_scores(self, events: PastEvents) -> torch.Tensor:
+        """The family's scores (B, rows) of all items; on the CPU where the fusion is to join them."""
+        if not len(events):
+            return torch.empty(0, self.items.rows)
+        history = self._tensor(self._history(events))
+        scores = self.family.full_scores(self._tensor(events.users), history, self.items.rows)
+        return scores.cpu() if self.fusion else scores
+
+    def _rank(self, events: PastEvents, positive: Bool, ranked: Bool, scores: torch.Tensor) -> None:
+        """Note where the `ranked` events' items stand by their family `scores` (n, rows), joined by the fusion's."""
+        first_seen, seen = self.first_seen[: self.items.rows], self.log.before(events.users, events.positions)
         popular = self.popularity.rank_and_add(events.items, positive, events.sequence, first_seen, seen, ranked)
-        if ranked.any():
-            events = events.where(ranked)
-            scores = self.readout.scores(self._tensor(events.users), self._history(events), self.items.rows)
-            wanted = self.listener.top if self.listener else 0
-            before = self.log.before(events.users, events.positions)
-            ranks, top = rank(scores, events, torch.from_numpy(first_seen).to(scores.device), before, wanted)
-            self.metrics.add(ranks, popular[ranked])
-            if self.listener:
-                self.listener.ranked(events, ranks, popular[ranked], top)
+        events = events.where(ranked)
+        if not len(events):
+            return
+        if self.fusion:
+            scores = torch.from_numpy(self.fusion.scores(scores.numpy(), self._history(events)))
+        wanted = self.listener.top if self.listener else 0
+        seen = self.log.before(events.users, events.positions)
+        ranks, top = rank(scores, events, torch.from_numpy(first_seen).to(scores.device), seen, wanted)
+        self.metrics.add(ranks, popular[ranked])
+        if self.listener:
+            self.listener.ranked(events, ranks, popular[ranked], top)
 
     def _history(self, events: PastEvents) -> Int32:
         return self.log.window(events.users, events.positions, self.config.history)
 
-    def _learn_fusion(self, events: PastEvents, fusion: Fusion) -> None:
-        """Move the fusion's weights by some of the events, then count all of them."""
-        positive = events.where(events.weights > 0)
-        known = self.first_seen[positive.items] < positive.sequence
-        taught = positive.where(known & _chosen(positive.sequence, self.config.fusion_share))
-        negatives = self.sampler.draw(self.config.negatives, generator(self.config.seed, "fusion", self.steps))
-        if len(taught) and negatives.any():
-            history = self._history(taught)
-            users = self._tensor(taught.users)
-            scores = self.family.full_scores(users, self._tensor(history), self.items.rows).cpu().numpy()
-            candidates = np.column_stack([taught.items, np.broadcast_to(negatives, (len(taught), len(negatives)))])
-            blocked = np.zeros((len(taught), len(negatives)), np.bool_)
-            before = self.log.before(taught.users, taught.positions)
-            block_seen(negatives, taught.items, *before, self.items.rows, blocked)
-            blocked = np.column_stack([np.zeros(len(taught), np.bool_), blocked | (negatives == 0)])
-            log_q = self.sampler.log_expected(candidates, len(negatives))
-            fusion.learn(candidates, log_q, blocked, np.take_along_axis(scores, candidates, 1), history)
-        fusion.count(positive.items, self._history(positive), positive.sequence)
+    def _teach(self, fusion: Fusion, events: PastEvents, scores: Float32, negatives: Int32) -> None:
+        """Move the fusion's weights by events, with their family `scores` (n, rows), against `negatives` (K,)."""
+        known = (self.first_seen[events.items] < events.sequence) & (self.sampler.clicks[events.items] > 0)
+        events, scores = events.where(known), scores[known]
+        if not (len(events) and negatives.any()):
+            return
+        shape = (len(events), len(negatives))
+        candidates = np.column_stack([events.items, np.broadcast_to(negatives, shape)])
+        blocked = np.zeros(shape, np.bool_)
+        block_seen(negatives, events.items, *self.log.before(events.users, events.positions), self.items.rows, blocked)
+        blocked = np.column_stack([np.zeros(len(events), np.bool_), blocked | (negatives == 0)])
+        log_q = self.sampler.log_expected(candidates, len(negatives))
+        fusion.learn(candidates, log_q, blocked, np.take_along_axis(scores, candidates, 1), self._history(events))
 
     def _step(self, events: PastEvents) -> None:
         rng = generator(self.config.seed, "step", self.steps)

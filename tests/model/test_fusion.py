@@ -22,12 +22,12 @@ def features_by_hand(events: list[tuple[int, list[int]]], history: list[int], it
                 after[y, x] = after.get((y, x), 0.0) + np.exp(-(k + 1) / 5)
     together = followed = ever = 0.0
     for k, y in enumerate(history[:NEAR]):
-        share = max(clicks.get(y, 0), 1) ** -0.7
+        share = (clicks.get(y, 0) + 5) ** -0.7
         both = after.get((y, item), 0.0) + after.get((item, y), 0.0)
         together += 0.8**k * share * both
         followed += 0.8**k * share * after.get((y, item), 0.0)
         ever += share * both
-    other = max(clicks.get(item, 0), 1) ** -0.3
+    other = (clicks.get(item, 0) + 5) ** -0.3
     last = after.get((history[0], item), 0.0) / (clicks.get(history[0], 0) + 1) if history else 0.0
     values = np.array([together * other, followed * other, last, ever * other])
     return np.log1p(values / np.array([1e-3, 1e-3, 1e-4, 1e-3])).tolist()

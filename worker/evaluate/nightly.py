@@ -38,10 +38,10 @@ class NightlyLearner(OnlineLearner):
         """By day: rank the mini-batch and put it aside."""
         events = self._pending.take()
         if len(events):
-            self._refresh_fusion(int(events.sequence[0]))
+            self._refresh_fusion(int(events.sequence[0]))  # of last night, too
             of_last_night, self.popularity = self.popularity, self._current
             self._current.grow(self.items.rows)
-            self._rank(events, self.log.before(events.users, events.positions))
+            super()._score(events, count=False)
             self.popularity = of_last_night
             self._held.append(events)
 
@@ -56,13 +56,9 @@ class NightlyLearner(OnlineLearner):
         self._midnight = self.log.count.copy()
         self._current.load(self.popularity.state(self.items.rows))
 
-    def _rank(self, events: PastEvents, seen: tuple[Int32, Int64]) -> None:
-        if not self._night:
-            super()._rank(events, seen)
-            return
-        positive, nothing = events.weights > 0, np.zeros(len(events), np.bool_)  # each event was ranked by day
-        first_seen = self.first_seen[: self.items.rows]
-        self.popularity.rank_and_add(events.items, positive, events.sequence, first_seen, seen, nothing)
+    def _score(self, events: PastEvents, *, rank: bool = False, count: bool = True) -> None:
+        """At night, without ranking: each event was ranked by day."""
+        super()._score(events, rank=rank, count=count)
 
     def _history(self, events: PastEvents) -> Int32:
         if self._night or self._fresh:
