@@ -31,7 +31,7 @@ from model.sampling import NegativeSampler, ReplayBuffer, block_seen, generator
 from model.state import State
 
 NEVER = np.iinfo(np.int64).max
-SCORED_AT_ONCE = 16  # events between two moves of the fusion's counts and weights: 1 is better by a trifle
+SCORED_AT_ONCE = 8  # events between two moves of the counts and weights of the fusion: fewer are better by a trifle
 _SCORES_AT_ONCE = 4_000_000  # users times items that are scored together
 _DIVERSE_OUT_OF = 5  # times as many of the best items are there to choose from
 EVICTED_AT_ONCE = 0.01  # of the capacity: a full table is not searched for each new id
