@@ -230,7 +230,7 @@ class OnlineLearner:
         """
         self._refresh_fusion(self.events - self.pending + 1)
         items = self.readout.items(self.items.rows)
-        nobody = self.items.last_used[: self.items.rows] <= 0
+        nobody = self.items.last_used[: self.items.rows] == 0
         absent = torch.from_numpy(nobody if without is None else nobody | without)
         at_once = max(1, _SCORES_AT_ONCE // max(1, self.items.rows))
         vectors, best = [], []

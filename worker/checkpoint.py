@@ -26,7 +26,7 @@ import torch
 
 from worker.source import Partition, Positions, TopicIds
 
-FORMAT = 1
+FORMAT = 2  # 2: with the counts of the fusion, the features of items and the ids of the topics
 _MAGIC = b"FRESHET\n"
 _TRAILER = struct.Struct("<QI8s")  # header's length in bytes, its CRC-32, magic
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
@@ -74,7 +74,7 @@ class Saved:
 
 
 # A saved model cannot go on under another value of these: what it has learned or counted would not fit.
-SHAPING = ("family", "dim", "seen_items", "popularity_half_life", "negative_power")
+SHAPING = ("family", "dim", "fusion", "neighbours", "seen_items", "popularity_half_life", "negative_power")
 
 
 def misfits(header: Header, wanted: dict[str, Any]) -> list[str]:

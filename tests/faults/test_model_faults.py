@@ -345,6 +345,8 @@ def vector(client: Redis, key: str) -> np.ndarray:
 FIXED = {
     "family": ("mf", "two_tower"),
     "dim": (8, 16),
+    "fusion": (False, True),
+    "neighbours": (64, 1024),
     "seen_items": (900, 1000),
     "popularity_half_life": (5000, 10_000),
     "negative_power": (0.5, 0.75),
