@@ -78,7 +78,7 @@ def settings_for(load: Load, redis_url: str) -> Settings:
             dim=load.dim, user_capacity=room, item_capacity=room, batch_size=1024, negatives=64, replay=0
         ),
         redis=RedisSettings(url=SecretStr(redis_url)),
-        publish=PublishSettings(item_interval_s=0.0),
+        publish=PublishSettings(item_interval_s=3600.0),  # once, at the end
         evaluation=EvaluationSettings(share=0.0),
         runtime=RuntimeSettings(device="cpu"),
     )
@@ -107,7 +107,8 @@ def measure(load: Load) -> Bytes:
         worker = offline_worker(settings, clicks(load), lambda learner: publisher_of(settings, learner))
         worker.publisher.start()
         worker.run(drain=True)
-        wait_for(lambda: worker.outbox.settled, worker)
+        worker.outbox.hurry()
+        wait_for(lambda: worker.outbox.settled and not worker.outbox.items_backlog, worker)
         if worker.ingest.counts["learned"] != load.events:
             raise RuntimeError(f"not all of the {load.events} clicks were learned: {dict(worker.ingest.counts)}")
         give_back_what_is_free()
