@@ -163,7 +163,9 @@ def used_memory(redis_url: str) -> int:
 def apart(load: Load) -> Bytes:
     """`measure` in a process that has nothing else in its memory."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
-        return processes.submit(measure, load).result()
+        found = processes.submit(measure, load).result()
+    print(f"  {load}: {found}", file=sys.stderr, flush=True)
+    return found
 
 
 def row(name: str, figures: Bytes) -> str:
@@ -183,7 +185,7 @@ def machine() -> str:
 def main() -> None:
     """Prints the table's rows, and how they came about."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sizing", description=__doc__.partition("\n")[0])
-    parser.add_argument("--ids", type=int, default=2**16 - 100, help="users, and items, of the larger runs")
+    parser.add_argument("--ids", type=int, default=2**14 - 100, help="users, and items, of the larger runs")
     parser.add_argument("--clicks", type=int, default=20, help="of each id")
     parser.add_argument("--dim", type=int, default=64, help="width of an embedding")
     options = parser.parse_args()
