@@ -1,7 +1,7 @@
 """Sparse counts of what is clicked together: against plain dictionaries, at the limit, and through eviction."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model.cooccurrence import REACH, SMALLEST, Cooccurrence
@@ -47,13 +47,13 @@ def assert_counts(counts: Cooccurrence, expected: dict[int, dict[int, list[float
 
 
 @given(clicks)
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_each_pair_counts_once_on_both_sides_and_fades_with_the_clicks_between(events: list) -> None:
     assert_counts(made(events), by_hand(events))
 
 
 @given(clicks, st.integers(0, 80))
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_counts_do_not_depend_on_how_clicks_are_grouped_or_on_a_restart(events: list, cut: int) -> None:
     whole = made(events)
     parts = made(events[:cut]) if cut else Cooccurrence(1024)
@@ -67,7 +67,7 @@ def test_counts_do_not_depend_on_how_clicks_are_grouped_or_on_a_restart(events: 
 
 
 @given(clicks, st.sets(st.integers(1, ITEMS)), clicks)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_evicted_item_leaves_no_pair_behind_and_its_row_starts_anew(first: list, evicted: set, then: list) -> None:
     counts = made(first)
     counts.forget(np.array(sorted(evicted), np.int32), ITEMS + 1)

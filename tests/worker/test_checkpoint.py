@@ -185,7 +185,7 @@ def test_another_format_is_refused_by_name(folder: CheckpointFolder) -> None:
     other = header()
     object.__setattr__(other, "format", 99)
     path = folder.save(state(), other).path
-    with pytest.raises(CheckpointError, match="format 99, but this version reads format 1"):
+    with pytest.raises(CheckpointError, match="format 99, but this version reads format 2"):
         load(path)
     assert "format 99" in folder.list()[0].problem
 

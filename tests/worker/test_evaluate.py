@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model.learner import SCORED_AT_ONCE
 from model.metrics import K, Prequential
 from replay.datasets.synthetic import Synthetic
 from replay.lines import LineWriter
@@ -269,12 +270,12 @@ def test_each_peer_says_the_same_twice(stream: EventStream, name: str) -> None:
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_with_a_night_after_each_mini_batch_nightly_is_online(stream: EventStream, fresh: bool) -> None:
-    """The same state to the bit, and the same ranks if histories are up to date."""
-    settings = settings_of()
+    """The same state to the bit, and the same ranks if histories are up to date and counts move as seldom."""
+    settings = settings_of(batch_size=SCORED_AT_ONCE)
     online = offline_worker(settings, []).learner
     nightly = NightlyLearner(settings.model, online.device, fresh=fresh)
-    for first in range(0, 480, 16):
-        part = batch_of(stream, first, first + 16)
+    for first in range(0, 480, SCORED_AT_ONCE):
+        part = batch_of(stream, first, first + SCORED_AT_ONCE)
         online.observe(part)
         nightly.observe(part)
         nightly.sleep()
