@@ -25,7 +25,7 @@ from model.id_table import IdTable
 from model.kernels import compacted
 from model.metrics import Prequential
 from model.popularity import Popularity
-from model.publishing import FITTED, Best, Readout, best_items, diverse
+from model.publishing import FITTED, Best, Fit, Readout, best_items, diverse
 from model.ranking import RankListener, mask_seen, rank
 from model.sampling import NegativeSampler, ReplayBuffer, block_seen, generator
 from model.state import State
@@ -88,6 +88,8 @@ class OnlineLearner:
         self.figures = StepFigures()
         self.listener: RankListener | None = None
         self._ranked_share, self._clock = ranked_share, clock
+        self._items_moved = 0  # times that item rows were placed or reset
+        self._published: tuple[tuple[int, int, int], torch.Tensor, Fit | None] | None = None
         self._fusion_as_of = (-1, -1, -1)  # the event, steps and item rows that the item features were made for
         self._pending = _Pending(config.batch_size)
 
@@ -190,6 +192,7 @@ class OnlineLearner:
         return changes
 
     def _place(self, unclicked: Int32) -> None:
+        self._items_moved += 1
         if len(unclicked) and self.features.learned:
             self.family.place_items(self._tensor(unclicked), self.features.told(unclicked))
 
@@ -201,6 +204,7 @@ class OnlineLearner:
 
     def _forget_items(self, rows: Int32) -> None:
         """Reset everything that refers to item `rows`, before they are handed out again."""
+        self._items_moved += 1
         self.log.forget_items(rows, self.items.rows)
         self.replay.forget_items(_flags(rows, self.items.rows))
         self.popularity.forget(rows)
@@ -217,8 +221,7 @@ class OnlineLearner:
 
     def item_vectors(self) -> Float32:
         """Vectors (rows, dim) of all item rows; row 0 is nobody's."""
-        self._refresh_fusion(self.events - self.pending + 1)
-        return self.readout.items(self.items.rows).cpu().numpy()
+        return self._published_items()[0].cpu().numpy()
 
     def refreshed(
         self, rows: Int32, count: int = FITTED, without: Bool | None = None, diversity: float = 0.0
@@ -228,8 +231,7 @@ class OnlineLearner:
         Left out of the best are what the user has clicked, rows that belong to no item, and the rows `without` (rows,).
         With `diversity` above 0 they are chosen out of several times as many, see `diverse`.
         """
-        self._refresh_fusion(self.events - self.pending + 1)
-        items = self.readout.items(self.items.rows)
+        items, fit = self._published_items()
         nobody = self.items.last_used[: self.items.rows] == 0
         absent = torch.from_numpy(nobody if without is None else nobody | without)
         at_once = max(1, _SCORES_AT_ONCE // max(1, self.items.rows))
@@ -241,10 +243,21 @@ class OnlineLearner:
             mask_seen(scores, self.log.before(users, self.log.count[users]))
             scores.masked_fill_(absent.to(scores.device), float("-inf"))
             found = best_items(scores, max(_DIVERSE_OUT_OF * count if diversity else count, FITTED))
-            vectors.append(self.readout.users(self._tensor(users), history, found, items).cpu().numpy())
+            vectors.append(self.readout.users(self._tensor(users), history))
+            if fit:
+                fit.move(vectors[-1], found)
             best.append(diverse(found, items[:, : self.family.dim - 1], count, diversity) if diversity else found)
         none = np.empty((0, self.readout.dim), np.float32)
-        return np.concatenate([none, *vectors]), Best.joined(best, count)
+        return np.concatenate([none, *(part.cpu().numpy() for part in vectors)]), Best.joined(best, count)
+
+    def _published_items(self) -> tuple[torch.Tensor, Fit | None]:
+        """All items' vectors (rows, dim) and what fits users to them; made once for each state of the items."""
+        self._refresh_fusion(self.events - self.pending + 1)
+        state = (self.steps, self.items.rows, self._items_moved)
+        if self._published is None or self._published[0] != state:
+            items = self.readout.items(self.items.rows)
+            self._published = state, items, self.readout.fit(items) if self.fusion else None
+        return self._published[1:]
 
     def rough_vectors(self, rows: Int32) -> Float32:
         """Vectors (n, dim) of user rows without the fit to their best items: many times as fast."""
@@ -326,18 +339,19 @@ class OnlineLearner:
         fusion = self.fusion if count else None
         ranked = positive & _chosen(events.sequence, self._ranked_share if rank else 0.0)
         taught = positive & _chosen(events.sequence, self.config.fusion_share if fusion else 0.0)
-        scores = self._family_scores(events.where(ranked | taught))
         negatives = self.sampler.draw(self.config.negatives, generator(self.config.seed, "fusion", self.steps))
-        done = 0
+        scores = self._family_scores(events.where(ranked))
+        of_candidates = self._candidate_scores(events.where(taught), negatives)
+        row: Int64 = np.cumsum(ranked) - 1  # of a ranked event among `scores`
+        candidate_row: Int64 = np.cumsum(taught) - 1
         for start in range(0, len(events), SCORED_AT_ONCE):
             part = slice(start, start + SCORED_AT_ONCE)
-            wanted = (ranked | taught)[part]
-            own = scores[done : done + int(wanted.sum())]
-            done += len(own)
             few, now = events.part(part), int(events.sequence[start])
-            self._rank(few, positive[part], ranked[part], own[torch.from_numpy(ranked[part][wanted])])
+            self._rank(few, positive[part], ranked[part], scores[row[part][ranked[part]]])
             if fusion:
-                self._teach(fusion, few.where(taught[part]), own.numpy()[taught[part][wanted]], negatives)
+                self._teach(
+                    fusion, few.where(taught[part]), of_candidates[candidate_row[part][taught[part]]], negatives
+                )
                 clicks = few.where(positive[part])
                 fusion.count(clicks.items, self._history(clicks), clicks.sequence)
                 popular = self.popularity.counts(self.items.rows)
@@ -350,6 +364,17 @@ class OnlineLearner:
         history = self._tensor(self._history(events))
         scores = self.family.full_scores(self._tensor(events.users), history, self.items.rows)
         return scores.cpu() if self.fusion else scores
+
+    @torch.no_grad()
+    def _candidate_scores(self, events: PastEvents, negatives: Int32) -> Float32:
+        """The family's scores (n, 1 + K) of each event's own item and of `negatives` (K,)."""
+        if not len(events):
+            return np.empty((0, 1 + len(negatives)), np.float32)
+        tables, history = self.family.tables(), self._tensor(self._history(events))
+        users = self.family.represent(tables, self._tensor(events.users), history, history > 0)
+        own = self.family.score_pairs(tables, users, self._tensor(events.items)).float()
+        others = self.family.score(tables, users, self._tensor(negatives)).float()
+        return torch.cat([own.unsqueeze(1), others], dim=1).cpu().numpy()
 
     def _rank(self, events: PastEvents, positive: Bool, ranked: Bool, scores: torch.Tensor) -> None:
         """Note where the `ranked` events' items stand by their family `scores` (n, rows), joined by the fusion's."""
@@ -371,7 +396,7 @@ class OnlineLearner:
         return self.log.window(events.users, events.positions, self.config.history)
 
     def _teach(self, fusion: Fusion, events: PastEvents, scores: Float32, negatives: Int32) -> None:
-        """Move the fusion's weights by events, with their family `scores` (n, rows), against `negatives` (K,)."""
+        """Move the fusion's weights by events against `negatives` (K,); scores (n, 1 + K): the family's, own first."""
         known = (self.first_seen[events.items] < events.sequence) & (self.sampler.clicks[events.items] > 0)
         events, scores = events.where(known), scores[known]
         if not (len(events) and negatives.any()):
@@ -382,7 +407,7 @@ class OnlineLearner:
         block_seen(negatives, events.items, *self.log.before(events.users, events.positions), self.items.rows, blocked)
         blocked = np.column_stack([np.zeros(len(events), np.bool_), blocked | (negatives == 0)])
         log_q = self.sampler.log_expected(candidates, len(negatives))
-        fusion.learn(candidates, log_q, blocked, np.take_along_axis(scores, candidates, 1), self._history(events))
+        fusion.learn(candidates, log_q, blocked, scores, self._history(events))
 
     def _step(self, events: PastEvents) -> None:
         rng = generator(self.config.seed, "step", self.steps)
@@ -463,6 +488,7 @@ class OnlineLearner:
 
     def load(self, state: State) -> None:
         """Become the learner whose `state` this is; the settings must be those it was made with."""
+        self._published = None
         for name in ("users", "items", "log", "family", "popularity", "sampler", "replay", "metrics"):
             getattr(self, name).load(state[name])
         if self.fusion:

@@ -62,28 +62,29 @@ class Best:
 class Fit:
     """Moves users' vectors so that their products with their best items are the full scores."""
 
-    def __init__(self, items: Tensor) -> None:
-        """items (rows, K): the components that may be moved, of all items; row 0 is nobody's."""
-        self._items = items
-        sample = items[1 :: 1 + len(items) // _SAMPLE].double()  # so that users in other company get the same digits
+    def __init__(self, items: Tensor, moved: Sequence[int]) -> None:
+        """items (rows, dim): vectors of all items; row 0 is nobody's. moved: the K components that may be moved."""
+        self._items, self._moved = items, torch.tensor(moved, device=items.device)
+        sample = items[1 :: 1 + len(items) // _SAMPLE][
+            :, self._moved
+        ].double()  # so that users in other company get the same digits
         gram = sample.T @ sample / max(1, len(sample))
         gram += 1e-3 * gram.diagonal().mean().clamp_min(1e-6) * torch.eye(len(gram), device=gram.device)
         self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))  # (K, K)
 
-    def moves(self, best: Tensor, missing: Tensor) -> Tensor:
-        """What to add (B, K) to users' vectors whose scores of items `best` (B, n) are `missing` (B, n) too low.
-
-        Item row 0 stands for none.
-        """
-        there = (best > 0).unsqueeze(2)
-        rows = self._items[best].double() * there  # (B, n, K)
+    def move(self, vectors: Tensor, best: Best) -> None:
+        """Move users' `vectors` (B, dim) in place, until their products with their best items are the scores."""
+        best_rows = torch.from_numpy(best.items[:, :FITTED]).to(vectors.device, torch.int64)  # (B, n), 0 = none
+        scores = torch.from_numpy(best.scores[:, :FITTED]).to(vectors.device)
+        items = self._items[best_rows]  # (B, n, dim)
+        missing = torch.where(best_rows > 0, scores - (items @ vectors.unsqueeze(2)).squeeze(2), 0.0)
+        rows = items[:, :, self._moved].double() * (best_rows > 0).unsqueeze(2)  # (B, n, K)
         spread = rows @ self._inverse
         kernel = spread @ rows.transpose(1, 2)  # (B, n, n)
         ridge = _RIDGE * kernel.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-6)
-        kernel = kernel + ridge[:, None, None] * torch.eye(best.shape[1], device=best.device)
+        kernel = kernel + ridge[:, None, None] * torch.eye(rows.shape[1], device=rows.device)
         solved = torch.linalg.solve(kernel, missing.double().unsqueeze(2))
-        moves: Tensor = (spread * solved).sum(1).float()
-        return moves
+        vectors[:, self._moved] += (spread * solved).sum(1).float()
 
 
 class Readout:
@@ -103,11 +104,15 @@ class Readout:
         others = np.concatenate([_UNIT * self._fusion.of_item[:, :STEADY], self._codes.first(rows)], axis=1)
         return torch.cat([vectors, torch.from_numpy(others).to(vectors.device)], dim=1)
 
-    def users(self, users: Tensor, history: Int32, best: Best | None = None, items: Tensor | None = None) -> Tensor:
-        """Vectors (B, dim) of user rows (B,) with histories (B, L), fitted to their `best` items' scores.
+    def fit(self, items: Tensor) -> Fit:
+        """What fits users' vectors to all items' vectors `items` (rows, dim)."""
+        width = self._family.dim
+        return Fit(items, [*range(width), *range(width + STEADY, self.dim)])
 
-        Without `best`, which costs most of the time, only the family's part and the steady item features count.
-        items (rows, dim): all items' vectors.
+    def users(self, users: Tensor, history: Int32) -> Tensor:
+        """Vectors (B, dim) of user rows (B,) with histories (B, L), not fitted yet.
+
+        Only the family's part and the steady item features are in them.
         """
         vectors = self._family.user_vectors(users, torch.from_numpy(history).to(users.device))
         if not self._fusion:
@@ -115,23 +120,12 @@ class Readout:
         weights = torch.from_numpy(self._fusion.by_user(history)).to(users.device)
         of_item = weights[:, OF_ITEM][:, :STEADY] / _UNIT
         codes = vectors.new_zeros(len(vectors), self.dim - vectors.shape[1] - of_item.shape[1])
-        vectors = torch.cat([vectors * weights[:, :1], of_item, codes], dim=1)
-        if best is not None and items is not None:
-            self._fit(vectors, best, items)
-        return vectors
+        return torch.cat([vectors * weights[:, :1], of_item, codes], dim=1)
 
     def scores(self, users: Tensor, history: Int32, rows: int) -> Tensor:
         """The full scores (B, rows) of all items for user rows (B,) with histories (B, L)."""
         scores = self._family.full_scores(users, torch.from_numpy(history).to(users.device), rows)
         return torch.from_numpy(self._fusion.scores(scores.cpu().numpy(), history)) if self._fusion else scores
-
-    def _fit(self, vectors: Tensor, best: Best, items: Tensor) -> None:
-        width = self._family.dim
-        moved = [*range(width), *range(width + STEADY, self.dim)]
-        rows = torch.from_numpy(best.items[:, :FITTED]).to(items.device, torch.int64)
-        scores = torch.from_numpy(best.scores[:, :FITTED]).to(items.device)
-        missing = torch.where(rows > 0, scores - (items[rows] @ vectors.unsqueeze(2)).squeeze(2), 0.0)
-        vectors[:, moved] += Fit(items[:, moved]).moves(rows, missing)
 
 
 def diverse(best: Best, items: Tensor, count: int, diversity: float) -> Best:
