@@ -188,12 +188,14 @@ class _Hits:
 
 
 def _in_process(events: list[Interaction]) -> np.ndarray:
+    now_ms = time.time_ns() // 1_000_000
     records: Iterator[Record] = (
-        (encode(event.user, event.item), -1) for event in track(events, description="in process")
+        (encode(event.user, event.item), now_ms) for event in track(events, description="in process")
     )
     worker = offline_worker(Settings(model=ModelConfig()), records)
     worker.learner.listener = hits = _Hits(len(events))
     worker.run(drain=True)
+    worker.learner.learn()
     return hits.of_event
 
 
