@@ -35,7 +35,7 @@ def test_events_are_learned_published_and_saved(make_worker: MakeWorker, send: S
     meta = {k.decode(): v.decode() for k, v in redis_client.hgetall("rec:meta").items()}
     assert (meta["layout"], meta["dim"], meta["dtype"], meta["metric"]) == ("1", "83", "float32le", "dot")
     one = redis_client.hgetall("rec:user:u1")
-    assert len(one[b"vector"]) == 4 * 17
+    assert len(one[b"vector"]) == 4 * 83
     assert np.isfinite(np.frombuffer(one[b"vector"], "<f4")).all()
     assert set(json.loads(one[b"recent"])) <= set(items)
     assert redis_client.zcard("rec:popular") == len(items)
