@@ -111,16 +111,21 @@ class OnlineLearner:
         """
         start, changes = 0, Observed()
         while start < len(events):
-            part = events.part(start, start + self._pending.room)
+            part = events.part(start, start + min(self._pending.room, SCORED_AT_ONCE - self.pending % SCORED_AT_ONCE))
             fitting = min(_fitting(self.users, part.users), _fitting(self.items, part.items))
             if not fitting:
                 self._evict(changes)
                 continue
             self._observe(part.part(0, fitting), changes)
-            yield changes
-            start, changes = start + fitting, Observed()
+            start += fitting
+            if self.pending % SCORED_AT_ONCE == 0:
+                self._score(self._pending.newest(SCORED_AT_ONCE), self._filling_since)
             if self._pending.full:
+                yield changes
+                changes = Observed()
                 self.learn()
+        if changes.events:
+            yield changes
 
     def _observe(self, events: EventBatch, changes: Observed) -> None:
         sequence = np.arange(self.events + 1, self.events + len(events) + 1)
@@ -132,7 +137,8 @@ class OnlineLearner:
         np.minimum.at(self.first_seen, items, sequence)
         positions = self.log.append(users, items, events.observe)
         self._pending.add(PastEvents(users, items, positions, events.weights, sequence))
-        changes.events, changes.touched = len(events), users[events.observe]
+        changes.events += len(events)
+        changes.touched = np.concatenate([changes.touched, users[events.observe]])
 
     def _grow(self) -> None:
         users, items = self.users.rows, self.items.rows
@@ -252,7 +258,7 @@ class OnlineLearner:
 
     def _published_items(self) -> tuple[torch.Tensor, Fit | None]:
         """All items' vectors (rows, dim) and what fits users to them; made once for each state of the items."""
-        self._refresh_fusion(self.events - self.pending + 1)
+        self._refresh_fusion(self._filling_since)
         state = (self.steps, self.items.rows, self._items_moved)
         if self._published is None or self._published[0] != state:
             items = self.readout.items(self.items.rows)
@@ -294,15 +300,16 @@ class OnlineLearner:
     def learn(self) -> None:
         """Score and learn the filling mini-batch, full or not. In this order:
 
-        1. rank each event among the items that were there and unseen, by the model and by popularity;
-        2. learn and count what the fusion needs; 3. count the events' items; 4. one optimizer step, replayed events
-        beside; 5. tell the family of the events; 6. keep them for replay.
+        1. of events that did not come in time: rank them by the model and by popularity, let the fusion learn;
+        2. count the events' items; 3. one optimizer step, replayed events beside; 4. tell the family of the events;
+        5. let features of items follow; 6. keep the events for replay.
         """
         events = self._pending.take()
         if not len(events):
             return
         began = self._clock()
-        self._score(events)
+        if rest := len(events) % SCORED_AT_ONCE:  # the others were scored as they came
+            self._score(events.part(slice(len(events) - rest, None)), int(events.sequence[0]))
         positive = events.weights > 0
         self.sampler.count(events.items[positive])
         self._step(events)
@@ -329,62 +336,50 @@ class OnlineLearner:
         figures, self.figures = self.figures, StepFigures()
         return figures
 
-    def _score(self, events: PastEvents, *, rank: bool = True, count: bool = True) -> None:
-        """Rank the events, let the fusion learn from them, count them: a few at a time, so that counts keep up.
+    @property
+    def _filling_since(self) -> int:
+        """Number of the first event of the filling mini-batch."""
+        return self.events - self.pending + 1
 
-        The family's scores are those of the last finished mini-batch for all of them. Either may be left out.
+    def _score(self, events: PastEvents, since: int, *, rank: bool = True, count: bool = True) -> None:
+        """Rank the events, let the fusion learn from them, count them. Either may be left out.
+
+        Done as soon as so many are there, so that counts keep up; the family's weights are those of the last finished
+        mini-batch. since: number of the first event of the mini-batch, for which the item features are made.
         """
-        self._refresh_fusion(int(events.sequence[0]))
+        self._refresh_fusion(since)
         positive = events.weights > 0
         fusion = self.fusion if count else None
         ranked = positive & _chosen(events.sequence, self._ranked_share if rank else 0.0)
         taught = positive & _chosen(events.sequence, self.config.fusion_share if fusion else 0.0)
-        negatives = self.sampler.draw(self.config.negatives, generator(self.config.seed, "fusion", self.steps))
-        scores = self._family_scores(events.where(ranked))
-        of_candidates = self._candidate_scores(events.where(taught), negatives)
-        row: Int64 = np.cumsum(ranked) - 1  # of a ranked event among `scores`
-        candidate_row: Int64 = np.cumsum(taught) - 1
-        for start in range(0, len(events), SCORED_AT_ONCE):
-            part = slice(start, start + SCORED_AT_ONCE)
-            few, now = events.part(part), int(events.sequence[start])
-            self._rank(few, positive[part], ranked[part], scores[row[part][ranked[part]]])
-            if fusion:
-                self._teach(
-                    fusion, few.where(taught[part]), of_candidates[candidate_row[part][taught[part]]], negatives
-                )
-                clicks = few.where(positive[part])
-                fusion.count(clicks.items, self._history(clicks), clicks.sequence)
-                popular = self.popularity.counts(self.items.rows)
-                fusion.refresh(popular, self.first_seen[: self.items.rows], now, clicks.items)
-
-    def _family_scores(self, events: PastEvents) -> torch.Tensor:
-        """The family's scores (B, rows) of all items; on the CPU where the fusion is to join them."""
-        if not len(events):
-            return torch.empty(0, self.items.rows)
-        history = self._tensor(self._history(events))
-        scores = self.family.full_scores(self._tensor(events.users), history, self.items.rows)
-        return scores.cpu() if self.fusion else scores
+        self._rank(events, positive, ranked)
+        if fusion:
+            self._teach(fusion, events.where(taught))
+            clicks = events.where(positive)
+            fusion.count(clicks.items, self._history(clicks), clicks.sequence)
+            popular = self.popularity.counts(self.items.rows)
+            fusion.refresh(popular, self.first_seen[: self.items.rows], since, clicks.items)
 
     @torch.no_grad()
     def _candidate_scores(self, events: PastEvents, negatives: Int32) -> Float32:
         """The family's scores (n, 1 + K) of each event's own item and of `negatives` (K,)."""
-        if not len(events):
-            return np.empty((0, 1 + len(negatives)), np.float32)
         tables, history = self.family.tables(), self._tensor(self._history(events))
         users = self.family.represent(tables, self._tensor(events.users), history, history > 0)
         own = self.family.score_pairs(tables, users, self._tensor(events.items)).float()
         others = self.family.score(tables, users, self._tensor(negatives)).float()
         return torch.cat([own.unsqueeze(1), others], dim=1).cpu().numpy()
 
-    def _rank(self, events: PastEvents, positive: Bool, ranked: Bool, scores: torch.Tensor) -> None:
-        """Note where the `ranked` events' items stand by their family `scores` (n, rows), joined by the fusion's."""
+    def _rank(self, events: PastEvents, positive: Bool, ranked: Bool) -> None:
+        """Note where the `ranked` events' items stand by the full score, and by popularity, which counts all."""
         first_seen, seen = self.first_seen[: self.items.rows], self.log.before(events.users, events.positions)
         popular = self.popularity.rank_and_add(events.items, positive, events.sequence, first_seen, seen, ranked)
         events = events.where(ranked)
         if not len(events):
             return
+        history = self._history(events)
+        scores = self.family.full_scores(self._tensor(events.users), self._tensor(history), self.items.rows)
         if self.fusion:
-            scores = torch.from_numpy(self.fusion.scores(scores.numpy(), self._history(events)))
+            scores = torch.from_numpy(self.fusion.scores(scores.cpu().numpy(), history))
         wanted = self.listener.top if self.listener else 0
         seen = self.log.before(events.users, events.positions)
         ranks, top = rank(scores, events, torch.from_numpy(first_seen).to(scores.device), seen, wanted)
@@ -395,10 +390,11 @@ class OnlineLearner:
     def _history(self, events: PastEvents) -> Int32:
         return self.log.window(events.users, events.positions, self.config.history)
 
-    def _teach(self, fusion: Fusion, events: PastEvents, scores: Float32, negatives: Int32) -> None:
-        """Move the fusion's weights by events against `negatives` (K,); scores (n, 1 + K): the family's, own first."""
+    def _teach(self, fusion: Fusion, events: PastEvents) -> None:
+        """Move the fusion's weights by events, against the negatives of their mini-batch."""
+        negatives = self.sampler.draw(self.config.negatives, generator(self.config.seed, "fusion", self.steps))
         known = (self.first_seen[events.items] < events.sequence) & (self.sampler.clicks[events.items] > 0)
-        events, scores = events.where(known), scores[known]
+        events = events.where(known)
         if not (len(events) and negatives.any()):
             return
         shape = (len(events), len(negatives))
@@ -407,6 +403,7 @@ class OnlineLearner:
         block_seen(negatives, events.items, *self.log.before(events.users, events.positions), self.items.rows, blocked)
         blocked = np.column_stack([np.zeros(len(events), np.bool_), blocked | (negatives == 0)])
         log_q = self.sampler.log_expected(candidates, len(negatives))
+        scores = self._candidate_scores(events, negatives)
         fusion.learn(candidates, log_q, blocked, scores, self._history(events))
 
     def _step(self, events: PastEvents) -> None:
@@ -572,6 +569,12 @@ class _Pending:
     def add(self, events: PastEvents) -> None:
         self._parts.append(events)
         self._count += len(events)
+
+    def newest(self, count: int) -> PastEvents:
+        """The last `count` events, in order."""
+        parts = joined(self._parts)
+        self._parts = [parts]
+        return parts.part(slice(len(parts) - count, None))
 
     def forget_users(self, users: Bool) -> None:
         """Their events stay, as nobody's and without weight, so that the mini-batch ends where it would have."""

@@ -59,7 +59,9 @@ class Recommender(ABC):
     @torch.no_grad()
     def full_scores(self, users: Tensor, history: Tensor, item_rows: int) -> Tensor:
         """Scores (B, item_rows) of all items for user rows (B,) with histories (B, L); if exact, what is published."""
-        return self.user_vectors(users, history) @ self.item_vectors(slice(0, item_rows)).T
+        tables = self.tables()
+        represented = self.represent(tables, users, history, history > 0).float()
+        return torch.addmm(tables["bias"][:item_rows, 0], represented, tables["items"][:item_rows].T)
 
     def observe(self, events: PastEvents, log: ClickLog) -> None:  # noqa: B027
         """See the events of a mini-batch, in order, after they were learned; most families need not."""

@@ -38,6 +38,11 @@ class CooccurrenceOnly(Recommender):
         """The items' biases (B,)."""
         return tables["bias"][items, 0]
 
+    @torch.no_grad()
+    def full_scores(self, users: Tensor, history: Tensor, item_rows: int) -> Tensor:  # noqa: ARG002
+        """The items' biases, for everybody (B, item_rows)."""
+        return self.tables()["bias"][:item_rows, 0].repeat(len(users), 1)
+
     def user_layout(self, users: Tensor) -> Tensor:
         """1 for everybody (B, 1)."""
         return users.new_ones(len(users), 1)

@@ -12,7 +12,7 @@ import torch
 
 from model.batch import EventBatch, Int32, Int64, PastEvents
 from model.config import ModelConfig
-from model.learner import OnlineLearner, warm_up
+from model.learner import SCORED_AT_ONCE, OnlineLearner, warm_up
 from model.popularity import Popularity
 from worker.device import set_up_device
 from worker.evaluate.dataset import EvaluationError
@@ -35,14 +35,11 @@ class NightlyLearner(OnlineLearner):
         self._midnight = np.zeros(1, np.int64)  # by user row: clicks until the last midnight
 
     def learn(self) -> None:
-        """By day: rank the mini-batch and put it aside."""
+        """By day: put the mini-batch aside."""
         events = self._pending.take()
+        if rest := len(events) % SCORED_AT_ONCE:
+            self._score(events.part(slice(len(events) - rest, None)), int(events.sequence[0]))
         if len(events):
-            self._refresh_fusion(int(events.sequence[0]))  # of last night, too
-            of_last_night, self.popularity = self.popularity, self._current
-            self._current.grow(self.items.rows)
-            super()._score(events, count=False)
-            self.popularity = of_last_night
             self._held.append(events)
 
     def sleep(self) -> None:
@@ -50,15 +47,24 @@ class NightlyLearner(OnlineLearner):
         self.learn()
         self._night = True
         for events in self._held:
+            for first in range(0, len(events) - SCORED_AT_ONCE + 1, SCORED_AT_ONCE):
+                self._score(events.part(slice(first, first + SCORED_AT_ONCE)), int(events.sequence[0]))
             self._pending.add(events)
             super().learn()
         self._night, self._held = False, []
         self._midnight = self.log.count.copy()
         self._current.load(self.popularity.state(self.items.rows))
 
-    def _score(self, events: PastEvents, *, rank: bool = False, count: bool = True) -> None:
-        """At night, without ranking: each event was ranked by day."""
-        super()._score(events, rank=rank, count=count)
+    def _score(self, events: PastEvents, since: int, *, rank: bool = True, count: bool = True) -> None:
+        """By day events are ranked and nothing is counted but the baseline's clicks, at night the other way round."""
+        if self._night:
+            super()._score(events, since, rank=False, count=count)
+            return
+        self._refresh_fusion(since)  # of last night, too
+        of_last_night, self.popularity = self.popularity, self._current
+        self._current.grow(self.items.rows)
+        super()._score(events, since, rank=rank, count=False)
+        self.popularity = of_last_night
 
     def _history(self, events: PastEvents) -> Int32:
         if self._night or self._fresh:
