@@ -200,7 +200,7 @@ class Fusion:
         self.of_item[rows, 0] = 0.3 * np.log(age)
         self.of_item[rows, 1] = np.log1p(clicks)
         self.of_item[rows, 2] = np.log(popular[rows] + 0.1)
-        self.of_item[rows, 3] = np.log(self.recent.counts(count)[rows] + 0.01)
+        self.of_item[rows, 3] = np.log(self.recent.counts(count, now)[rows] + 0.01)
         clicks = clicks + _SHRINKAGE
         self._shares[rows, 0], self._shares[rows, 1] = clicks**-_OWN_POWER, clicks**-_OTHER_POWER
 

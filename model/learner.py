@@ -274,7 +274,7 @@ class OnlineLearner:
         """Make the item features anew, as of the next event to be learned, unless nothing has changed since."""
         rows = self.items.rows
         if self.fusion and self._fusion_as_of != (now, self.steps, rows):
-            self.fusion.refresh(self.popularity.counts(rows), self.first_seen[:rows], now)
+            self.fusion.refresh(self.popularity.counts(rows, now), self.first_seen[:rows], now)
             self._fusion_as_of = (now, self.steps, rows)
 
     def user_ids(self, rows: Int32) -> list[str]:
@@ -357,7 +357,7 @@ class OnlineLearner:
             self._teach(fusion, events.where(taught))
             clicks = events.where(positive)
             fusion.count(clicks.items, self._history(clicks), clicks.sequence)
-            popular = self.popularity.counts(self.items.rows)
+            popular = self.popularity.counts(self.items.rows, since)
             fusion.refresh(popular, self.first_seen[: self.items.rows], since, clicks.items)
 
     @torch.no_grad()

@@ -104,9 +104,9 @@ class Popularity:
         """Evicted rows count nothing."""
         self.weight[items] = 0.0
 
-    def counts(self, rows: int) -> Float64:
-        """Clicks (rows,) as of the newest event, decayed."""
-        decay: float = 2.0 ** ((self._base - self._newest) / self.half_life)
+    def counts(self, rows: int, now: int | None = None) -> Float64:
+        """Clicks (rows,), decayed as of the event with number `now` (default: the newest)."""
+        decay: float = 2.0 ** ((self._base - (self._newest if now is None else now)) / self.half_life)
         return self.weight[:rows] * decay
 
     def state(self, rows: int) -> State:

@@ -34,10 +34,10 @@ class UserVectors:
     version: int  # of the publishing chunk
     updated_ms: int
     positions: bytes = b""  # JSON; what readers have seen once this is written; b"" = unchanged
-    # JSON lists [[item id, full score], …], best first, of the first rows; as many rows as there are lists
-    top: list[bytes] = field(default_factory=list)
     # record timestamps of the events whose acknowledgement this write is: freshness is measured from them
     event_times_ms: Integers = field(default_factory=lambda: _NO_TIMES)
+    # JSON lists [[item id, full score], …], best first, of the first rows; as many rows as there are lists
+    top: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

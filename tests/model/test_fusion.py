@@ -49,7 +49,7 @@ def test_the_score_is_the_weighted_sum_of_the_documented_features() -> None:
         asked[n, :count] = rng.integers(1, rows, count)
     family = rng.normal(size=(5, rows)).astype(np.float32)
     scores = fusion.scores(family.copy(), asked)
-    recent = fusion.recent.counts(rows)
+    recent = fusion.recent.counts(rows, 201)
     clicks = np.bincount(items, minlength=rows)
     for n, group in enumerate((0, 1, 1, 2, 2)):
         weights = fusion.weights[EVERYONE] + fusion.weights[group]

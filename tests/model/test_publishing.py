@@ -6,7 +6,7 @@ import torch
 
 from model.learner import OnlineLearner
 from model.publishing import Best, ItemCodes, best_items, diverse
-from tests.streams import batch, clustered, small_config
+from tests.streams import batch, clustered, differences, small_config
 
 CPU = torch.device("cpu")
 
@@ -110,3 +110,18 @@ def test_more_diversity_makes_lists_less_alike(learner: OnlineLearner) -> None:
         chosen /= np.linalg.norm(chosen, axis=2, keepdims=True)
         alike.append(float((chosen @ chosen.transpose(0, 2, 1)).mean()))
     assert alike[0] > alike[1] > alike[2]
+
+
+def test_when_vectors_are_made_and_when_a_worker_was_restarted_leaves_no_trace_in_what_is_learned() -> None:
+    events = clustered(700, users=40, items=60)
+    quiet, busy = (OnlineLearner(small_config(popularity_half_life=50), CPU) for _ in range(2))
+    quiet.observe(events)
+    for start in range(0, 700, 3):
+        busy.observe(events.part(start, start + 3))
+        busy.refreshed(busy.users.lookup(["u1"]))
+        busy.item_vectors()
+        if start % 5 == 0:
+            resumed = OnlineLearner(small_config(popularity_half_life=50), CPU)
+            resumed.load(busy.state())
+            busy = resumed
+    assert differences(quiet.state(), busy.state()) == []
