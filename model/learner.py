@@ -31,6 +31,7 @@ from model.sampling import NegativeSampler, ReplayBuffer, block_seen, generator
 from model.state import State
 
 NEVER = np.iinfo(np.int64).max
+_NEVER_MADE = (-1, -1, -1)
 SCORED_AT_ONCE = 8  # events between two moves of the counts and weights of the fusion: fewer are better by a trifle
 _SCORES_AT_ONCE = 4_000_000  # users times items that are scored together
 _DIVERSE_OUT_OF = 5  # times as many of the best items are there to choose from
@@ -90,7 +91,7 @@ class OnlineLearner:
         self._ranked_share, self._clock = ranked_share, clock
         self._items_moved = 0  # times that item rows were placed or reset
         self._published: tuple[tuple[int, int, int], torch.Tensor, Fit | None] | None = None
-        self._fusion_as_of = (-1, -1, -1)  # the event, steps and item rows that the item features were made for
+        self._fusion_as_of = _NEVER_MADE  # the event, steps and item rows that the item features were made for
         self._pending = _Pending(config.batch_size)
 
     @property
@@ -211,6 +212,7 @@ class OnlineLearner:
     def _forget_items(self, rows: Int32) -> None:
         """Reset everything that refers to item `rows`, before they are handed out again."""
         self._items_moved += 1
+        self._fusion_as_of = _NEVER_MADE
         self.log.forget_items(rows, self.items.rows)
         self.replay.forget_items(_flags(rows, self.items.rows))
         self.popularity.forget(rows)
@@ -485,7 +487,7 @@ class OnlineLearner:
 
     def load(self, state: State) -> None:
         """Become the learner whose `state` this is; the settings must be those it was made with."""
-        self._published = None
+        self._published, self._fusion_as_of = None, _NEVER_MADE
         for name in ("users", "items", "log", "family", "popularity", "sampler", "replay", "metrics"):
             getattr(self, name).load(state[name])
         if self.fusion:
