@@ -243,7 +243,7 @@ class PublishSettings(_Section):
         0.01, ge=0, description="an item is published again when its vector moved by more than this share"
     )
     background_per_s: int = Field(
-        500, ge=0, description="quiet users published again per second, since weights move under them"
+        200, ge=0, description="quiet users published again per second, since weights move under them"
     )
     popular: int = Field(1000, ge=0, description="items in the popularity list")
     heartbeat_s: float = Field(1.0, gt=0, description="time between two heartbeats")
