@@ -32,7 +32,7 @@ from model.state import State
 
 NEVER = np.iinfo(np.int64).max
 _NEVER_MADE = (-1, -1, -1)
-SCORED_AT_ONCE = 8  # events between two moves of the counts and weights of the fusion: fewer are better by a trifle
+SCORED_AT_ONCE = 16  # events between two moves of the counts and weights of the fusion: fewer are better by a trifle
 _SCORES_AT_ONCE = 4_000_000  # users times items that are scored together
 _DIVERSE_OUT_OF = 5  # times as many of the best items are there to choose from
 EVICTED_AT_ONCE = 0.01  # of the capacity: a full table is not searched for each new id
